@@ -1,0 +1,43 @@
+"""Data-parallel PyTorch training over thin networks: compressed gradients as one line in a training script."""
+
+from thinwire.attach import Wire, attach
+from thinwire.errors import DetachedError, FrameError
+from thinwire.methods import (
+    DGC,
+    METHODS,
+    BlockSign,
+    Dense,
+    GradientDropping,
+    GTopK,
+    Method,
+    Noop,
+    SignSGD,
+    TernGrad,
+    parse_method,
+)
+from thinwire.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup
+from thinwire.stats import Stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DGC",
+    "METHODS",
+    "BlockSign",
+    "Dense",
+    "DetachedError",
+    "DropRatioWarmup",
+    "ExponentialWarmup",
+    "FrameError",
+    "GTopK",
+    "GradientDropping",
+    "ListedWarmup",
+    "Method",
+    "Noop",
+    "SignSGD",
+    "Stats",
+    "TernGrad",
+    "Wire",
+    "attach",
+    "parse_method",
+]

@@ -1,0 +1,98 @@
+"""The one verb: attach(model, optimizer, method) -> Wire."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.ddp import is_attached
+from thinwire.groups import check_agreement, own_net
+from thinwire.hierarchy import machine_groups
+from thinwire.methods import Method, parse_method
+from thinwire.optimizers import OptimizerView
+from thinwire.transport import TorchNet
+from thinwire.wire import Wire
+
+log = logging.getLogger("thinwire")
+
+HierarchySpec = str | int | Sequence[Sequence[int]] | None
+
+
+def attach(
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    method: Method | str,
+    *,
+    hierarchy: HierarchySpec = None,
+) -> Wire:
+    """Compress the gradients of a DistributedDataParallel model from the next backward pass on.
+
+    A collective call: every rank of the model's process group makes it, with the same method and model; all ranks
+    raise the same ValueError when they differ, and then nothing is changed. ``method`` is a method object or its
+    string form. ``hierarchy`` averages exactly inside each machine and compresses between machines: "auto" takes the
+    machines from LOCAL_WORLD_SIZE, a number is the ranks a machine has, a list of lists names their ranks.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it: DDP(model)"
+        )
+    if is_attached(model):
+        raise ValueError(
+            "this model is attached already; use wire.switch(method) to change the method, or wire.detach()"
+        )
+    device = _device_of(model)
+    parent = TorchNet(model.process_group, device)
+    error, view, groups, chosen = None, None, None, None
+    try:
+        chosen = parse_method(method) if isinstance(method, str) else method
+        view = _check(model, optimizer, chosen)
+        groups = machine_groups(hierarchy, parent.size)
+    except ValueError as problem:
+        error = str(problem)
+    check_agreement(parent, _description(model, chosen, groups), error)
+    assert view is not None and chosen is not None
+    wire = Wire(model, view, chosen, own_net(parent), groups)
+    if parent.size == 1:
+        log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", chosen)
+    return wire
+
+
+def _device_of(model: DistributedDataParallel) -> torch.device:
+    return next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
+
+
+def trainable(model: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters that DDP reduces, by name, in the model's order."""
+    ignored: set[str] = getattr(model, "parameters_to_ignore", set())
+    return {name: p for name, p in model.module.named_parameters() if p.requires_grad and name not in ignored}
+
+
+def _check(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, method: Any) -> OptimizerView:
+    if not isinstance(method, Method):
+        raise ValueError(f"method must be a thinwire method such as thinwire.DGC() or its string form, not {method!r}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"attach needs a torch optimizer, not {type(optimizer).__name__}")
+    for name, module in model.module.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise ValueError(f"module {name!r} makes sparse gradients, which DDP hooks cannot take; use sparse=False")
+    parameters = trainable(model)
+    method.check_exclude(list(parameters))
+    view = OptimizerView(optimizer, parameters)
+    if method.takes_momentum(view.is_sgd):
+        view.check_takeover(method.name)
+    return view
+
+
+def _description(model: DistributedDataParallel, method: Any, groups: Any) -> dict[str, object]:
+    """What all ranks must have in common, in JSON's terms."""
+    shapes = {name: f"{list(p.shape)} {str(p.dtype).removeprefix('torch.')}" for name, p in trainable(model).items()}
+    found: dict[str, object] = json.loads(
+        json.dumps({"method": repr(method), "hierarchy": groups, "parameters": shapes})
+    )
+    return found

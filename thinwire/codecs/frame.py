@@ -1,0 +1,152 @@
+"""The frame: one contiguous uint8 buffer with a 36-byte header. docs/wire-format.md is its specification.
+
+A frame that came from the wire is untrusted: every length, count and range is checked before anything is read,
+nothing is read past the end, and whatever is wrong raises one FrameError that says what.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import FrameError
+from thinwire.kernels import checksum
+from thinwire.layout import Turn
+
+MAGIC = b"TW"
+VERSION = 1
+HEADER = struct.Struct("<2sBBIIBBBBIIIII")
+HEADER_NBYTES = HEADER.size  # 36
+_CHECKSUM_AT = 32
+
+KINDS = {"sparse": 1, "signs": 2, "ternary": 3, "levels": 4, "dense": 5}
+
+
+@dataclass(frozen=True)
+class Header:
+    """The fields of a frame's header that vary; the rest is fixed by the format."""
+
+    kind: str
+    numel: int  # coded elements that the frame speaks about
+    count: int  # entries of a sparse frame, scales of a sign or ternary frame
+    tail: int  # dense float32 elements behind the coded part
+    layout: int  # fingerprint of what is exchanged
+    step: int
+    index_code: int = 0
+    value_code: int = 0
+    parameter: int = 0  # Rice parameter, or bits a level
+
+
+def padded(nbytes: int) -> int:
+    """Sections start at multiples of four bytes."""
+    return -(-nbytes // 4) * 4
+
+
+def frame_size(*section_nbytes: int) -> int:
+    """Return the length of a frame with sections of these lengths."""
+    return HEADER_NBYTES + sum(padded(nbytes) for nbytes in section_nbytes)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:  # any dtype -> (nbytes,) uint8
+    """View a tensor's memory as bytes."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def build(header: Header, sections: list[Tensor], nbytes: int | None = None) -> Tensor:  # uint8 sections -> (B,) uint8
+    """Put header and sections into one buffer, zero-filled up to ``nbytes`` where that is given."""
+    device = sections[0].device if sections else torch.device("cpu")
+    body = frame_size(*(section.numel() for section in sections)) - HEADER_NBYTES
+    frame = torch.zeros(nbytes if nbytes is not None else HEADER_NBYTES + body, dtype=torch.uint8, device=device)
+    assert frame.numel() >= HEADER_NBYTES + body, "a frame larger than its budget must not be built"
+    fields = HEADER.pack(
+        MAGIC, VERSION, KINDS[header.kind], header.numel, header.count, header.index_code, header.value_code,
+        header.parameter, 0, header.tail, header.layout, header.step & 0xFFFFFFFF, body, 0,
+    )  # fmt: skip
+    frame[:HEADER_NBYTES] = torch.frombuffer(bytearray(fields), dtype=torch.uint8).to(device)
+    start = HEADER_NBYTES
+    for section in sections:
+        frame[start : start + section.numel()] = section
+        start += padded(section.numel())
+    frame[_CHECKSUM_AT:HEADER_NBYTES] = as_bytes(_frame_checksum(frame, body).to(torch.int32))
+    return frame
+
+
+def _frame_checksum(frame: Tensor, body: int) -> Tensor:  # -> () int64
+    """Of the header without its checksum field, and of the body; the zero filling behind it does not count."""
+    head = checksum(frame[:_CHECKSUM_AT].view(torch.int32))
+    rest = checksum(frame[HEADER_NBYTES : HEADER_NBYTES + body].view(torch.int32), start=_CHECKSUM_AT // 4)
+    return (head + rest) & 0xFFFFFFFF
+
+
+class Body:
+    """The sections of a checked frame, taken one after the other."""
+
+    def __init__(self, content: Tensor, origin: str) -> None:
+        self._content, self._start, self.origin = content, 0, origin
+
+    @property
+    def remaining(self) -> int:
+        return self._content.numel() - self._start
+
+    def take(self, nbytes: int, what: str) -> Tensor:  # -> (nbytes,) uint8
+        if nbytes < 0 or padded(nbytes) > self.remaining:
+            raise FrameError(
+                f"bad frame from {self.origin}: {what} needs {nbytes} bytes, {self.remaining} are left in the body"
+            )
+        section = self._content[self._start : self._start + nbytes]
+        self._start += padded(nbytes)
+        return section
+
+    def take_floats(self, count: int, what: str) -> Tensor:  # -> (count,) float32
+        return self.take(4 * count, what).view(torch.float32)
+
+    def finish(self) -> None:
+        if self.remaining:
+            raise FrameError(f"bad frame from {self.origin}: {self.remaining} bytes of the body belong to nothing")
+
+
+def open_frame(
+    frame: Tensor,
+    turn: Turn,
+    kind: str,
+    numel: int,
+    tail: int,
+    device: torch.device,
+    origin: str,
+) -> tuple[Header, Body]:  # frame: (B,) uint8
+    """Check the header against what this exchange expects, check the checksum, and return header and body."""
+
+    def check(ok: bool, what: str) -> None:
+        if not ok:
+            raise FrameError(f"bad frame from {origin}: {what}")
+
+    check(frame.dtype == torch.uint8 and frame.dim() == 1, "it is not a vector of bytes")
+    check(frame.numel() >= HEADER_NBYTES, f"{frame.numel()} bytes are too short for the {HEADER_NBYTES}-byte header")
+    if frame.storage_offset() % 4 or not frame.is_contiguous():
+        frame = frame.clone()
+    fields = HEADER.unpack(bytes(frame[:HEADER_NBYTES].tolist()))
+    magic, version, kind_code, numel_, count, index_code, value_code, parameter, reserved = fields[:9]
+    tail_, layout, step, body_nbytes, sum_ = fields[9:]
+    check(magic == MAGIC, f"it starts with {magic!r}, not with {MAGIC!r}")
+    check(version == VERSION, f"its format version is {version}, this library reads version {VERSION}")
+    check(reserved == 0, "its reserved byte is not zero")
+    check(kind_code == KINDS[kind], f"its kind is {kind_code}, expected {KINDS[kind]} ({kind})")
+    check(
+        layout == turn.layout.fingerprint,
+        "it carries other parameters than this rank is exchanging (layout fingerprints differ)",
+    )
+    check(step == turn.step & 0xFFFFFFFF, f"it belongs to step {step}, this rank is at step {turn.step}")
+    check(numel_ == numel, f"it speaks about {numel_} elements, expected {numel}")
+    check(tail_ == tail, f"it has a dense tail of {tail_} elements, expected {tail}")
+    check(count <= max(numel, 1), f"it claims {count} entries for {numel} elements")
+    check(body_nbytes % 4 == 0, f"its body length {body_nbytes} is not a multiple of 4")
+    check(
+        body_nbytes <= frame.numel() - HEADER_NBYTES,
+        f"its body of {body_nbytes} bytes does not fit into {frame.numel() - HEADER_NBYTES}",
+    )
+    check(int(_frame_checksum(frame, body_nbytes)) == sum_, "its checksum does not match")
+    header = Header(kind, numel_, count, tail_, layout, step, index_code, value_code, parameter)
+    return header, Body(frame[HEADER_NBYTES : HEADER_NBYTES + body_nbytes].to(device), origin)

@@ -1,0 +1,135 @@
+"""Rising indices on the wire: int32, the DGC paper's 16-bit distances, or Golomb-Rice coded gaps.
+
+Every coding has a byte budget that is a function of (numel, k) alone, so that all ranks know every frame's length
+without asking. A budget holds any k indices when k is small; for large k it holds those that a random choice needs,
+with some slack, and indices that are more clustered than that may not all fit: ``excess_entries`` says how many to
+leave out.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.frame import Body, as_bytes, padded
+from thinwire.errors import FrameError
+from thinwire.kernels import rice_decode, rice_encode, rice_unary_bits
+
+INDEX_CODES = {"int32": 0, "delta16": 1, "rice": 2}
+_ESCAPE = 0xFFFF
+_EXACT_BUDGET_K = 4096
+
+
+def _gaps(indices: Tensor) -> Tensor:  # (k,) int64 rising -> (k,) int64 >= 0
+    before = torch.nn.functional.pad(indices[:-1], (1, 0), value=-1) if indices.numel() else indices
+    return indices - before - 1
+
+
+def _rice_bound_bits(numel: int, k: int, parameter: int) -> int:
+    """No k indices need more bits than this: all quotients together are at most (numel - k) >> parameter."""
+    return k * (parameter + 1) + ((numel - k) >> parameter)
+
+
+def _rice_expected_bits(numel: int, k: int, parameter: int) -> float:
+    """Mean length when every element is chosen with probability k / numel (geometric gaps)."""
+    q = (1.0 - k / numel) ** (1 << parameter)
+    return k * (parameter + 1 + q / (1.0 - q))
+
+
+def _rice_best(numel: int, k: int) -> int:
+    return min(range(31), key=lambda parameter: _rice_bound_bits(numel, k, parameter))
+
+
+def index_budget(coding: str, numel: int, k: int) -> int:
+    """Return the bytes that a frame reserves for k indices below ``numel``."""
+    if k == 0:
+        return 0
+    if coding == "int32":
+        return 4 * k
+    if coding == "delta16":
+        return padded(2 * (k + min(numel // _ESCAPE, 8 + k // 256)))
+    bound = _rice_bound_bits(numel, k, _rice_best(numel, k))
+    if k > _EXACT_BUDGET_K:
+        expected = min(_rice_expected_bits(numel, k, parameter) for parameter in range(31))
+        bound = min(bound, math.ceil(1.005 * expected))
+    return padded(-(-bound // 8)) + 8  # two sections, each rounded up to four bytes
+
+
+def _delta16_words(indices: Tensor) -> int:
+    return indices.numel() + int((_gaps(indices) // _ESCAPE).sum())
+
+
+def _rice_choice(indices: Tensor, numel: int) -> tuple[int, int]:
+    """Return the Rice parameter that makes these indices shortest, and their length in bytes with it."""
+    gaps, k = _gaps(indices), indices.numel()
+    best = _rice_best(numel, k)
+    sizes = {
+        parameter: padded(-(-k * parameter // 8)) + padded(-(-rice_unary_bits(gaps, parameter) // 8))
+        for parameter in range(max(0, best - 2), best + 3)
+    }
+    parameter = min(sizes, key=lambda candidate: sizes[candidate])
+    return parameter, sizes[parameter]
+
+
+def excess_entries(coding: str, indices: Tensor, numel: int, budget: int) -> int:
+    """Return how many indices to leave out before trying again; 0 when these fit into the budget."""
+    if coding == "int32" or indices.numel() == 0:
+        return max(0, indices.numel() - budget // 4)
+    if coding == "delta16":
+        return max(0, _delta16_words(indices) - budget // 2)
+    parameter, nbytes = _rice_choice(indices, numel)
+    return -(-(nbytes - budget) * 8 // (parameter + 1)) if nbytes > budget else 0
+
+
+def encode_indices(coding: str, indices: Tensor, numel: int) -> tuple[int, list[Tensor]]:
+    """Return the coding's parameter and its sections."""
+    if coding == "int32":
+        return 0, [as_bytes(indices.to(torch.int32))]
+    if coding == "delta16":
+        gaps = _gaps(indices)
+        ends = torch.cumsum(gaps // _ESCAPE + 1, dim=0) - 1  # (k,) place of each index's last word
+        words = torch.full((_delta16_words(indices),), _ESCAPE, dtype=torch.int64, device=indices.device)
+        words[ends] = gaps % _ESCAPE
+        return 0, [as_bytes(words.to(torch.uint16))]
+    parameter = _rice_choice(indices, numel)[0] if indices.numel() else 0
+    return parameter, list(rice_encode(_gaps(indices), parameter))
+
+
+def decode_indices(coding: str, count: int, numel: int, parameter: int, body: Body) -> Tensor:  # -> (count,) int64
+    """Read ``count`` rising indices below ``numel``; they are the last sections of a frame."""
+
+    def check(ok: bool, what: str) -> None:
+        if not ok:
+            raise FrameError(f"bad frame from {body.origin}: {what}")
+
+    if coding == "int32":
+        indices = body.take(4 * count, "indices").view(torch.int32).to(torch.int64)
+        check(bool((indices[1:] > indices[:-1]).all()), "its indices are not rising")
+        check(count == 0 or int(indices[0]) >= 0, f"index {int(indices[0]) if count else 0} is below zero")
+    elif coding == "delta16":
+        words = body.take(body.remaining, "index distances").view(torch.uint16).to(torch.int64)
+        is_end = words != _ESCAPE
+        # A section is a whole number of four bytes: the filler behind an odd number of words is one zero word.
+        ends = torch.nonzero(is_end).flatten()
+        check(ends.numel() in (count, count + 1), f"it holds {ends.numel()} index distances, expected {count}")
+        if ends.numel() == count + 1:
+            check(int(ends[-1]) == words.numel() - 1 and int(words[-1]) == 0, "its index filling is not zero")
+        last = int(ends[count - 1]) if count else -1
+        steps = torch.where(is_end, words + 1, words)[: last + 1]
+        indices = (torch.cumsum(steps, dim=0) - 1)[ends[:count]]
+    else:
+        check(parameter <= 30, f"its Rice parameter {parameter} is larger than 30")
+        low = body.take(-(-count * parameter // 8), "low index bits")
+        gaps = rice_decode(low, body.take(body.remaining, "index quotients"), count, parameter)
+        check(gaps is not None, f"its index quotients do not hold exactly {count} entries")
+        assert gaps is not None
+        # A huge quotient shifted left may wrap around int64: both ends of the range are checked.
+        ok = count == 0 or (int(gaps.min()) >= 0 and int(gaps.max()) < numel)
+        check(ok, f"an index gap is larger than the {numel} elements")
+        indices = torch.cumsum(gaps + 1, dim=0) - 1
+    check(
+        count == 0 or int(indices[-1]) < numel, f"index {int(indices[-1]) if count else 0} is outside {numel} elements"
+    )
+    return indices

@@ -1,0 +1,67 @@
+"""Sparse frames: dense tail, values, indices, inside a byte budget known to every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.frame import Header, as_bytes, build, frame_size, open_frame
+from thinwire.codecs.indices import INDEX_CODES, decode_indices, encode_indices, excess_entries, index_budget
+from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, value_sections_nbytes
+from thinwire.errors import FrameError
+from thinwire.layout import Turn
+from thinwire.payloads import Sparse
+
+_VALUE_NAMES = {code: name for name, code in VALUE_CODES.items()}
+_INDEX_NAMES = {code: name for name, code in INDEX_CODES.items()}
+
+
+@dataclass(frozen=True)
+class SparseCodec:
+    """Encodes at most k entries of a vector of n, and t dense elements behind them."""
+
+    values: str = "fp32"
+    indices: str = "rice"
+
+    def nbytes(self, numel: int, k: int, tail: int) -> int:
+        """Return the length of every frame of such an exchange, full or not."""
+        return frame_size(4 * tail, *value_sections_nbytes(self.values, k), index_budget(self.indices, numel, k))
+
+    def encode(self, turn: Turn, payload: Sparse, tail: Tensor) -> Tensor:  # -> (nbytes,) uint8
+        """Encode; entries that do not fit into the budget are left out, the smallest first."""
+        indices, values, numel, k = payload.indices, payload.values, payload.numel, payload.capacity
+        assert indices.numel() <= k, "a payload of more entries than its capacity"
+        budget = index_budget(self.indices, numel, k)
+        while excess := excess_entries(self.indices, indices, numel, budget):
+            order = torch.sort(values.abs(), stable=True, descending=True).indices
+            kept = order[: max(0, indices.numel() - excess)].sort().values
+            indices, values = indices[kept], values[kept]
+        parameter, index_sections = encode_indices(self.indices, indices, numel)
+        header = Header(
+            kind="sparse", numel=numel, count=indices.numel(), tail=tail.numel(), layout=turn.layout.fingerprint,
+            step=turn.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
+            parameter=parameter,
+        )  # fmt: skip
+        sections = [as_bytes(tail), *encode_values(self.values, values), *index_sections]
+        return build(header, sections, self.nbytes(numel, k, tail.numel()))
+
+    def decode(
+        self, turn: Turn, frame: Tensor, numel: int, capacity: int, tail: int, device: torch.device, origin: str
+    ) -> tuple[Sparse, Tensor]:
+        """Return the entries and the dense tail of a frame, or raise FrameError."""
+        header, body = open_frame(frame, turn, "sparse", numel, tail, device, origin)
+        for name, code, names in (
+            ("value", header.value_code, _VALUE_NAMES),
+            ("index", header.index_code, _INDEX_NAMES),
+        ):
+            if code not in names:
+                raise FrameError(f"bad frame from {origin}: its {name} coding {code} is unknown")
+        if header.count > capacity:
+            raise FrameError(f"bad frame from {origin}: it holds {header.count} entries, {capacity} are allowed")
+        tail_values = body.take_floats(tail, "dense tail")
+        values = decode_values(_VALUE_NAMES[header.value_code], header.count, body)
+        indices = decode_indices(_INDEX_NAMES[header.index_code], header.count, numel, header.parameter, body)
+        body.finish()
+        return Sparse(indices, values, numel, capacity), tail_values

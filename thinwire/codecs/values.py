@@ -1,0 +1,46 @@
+"""Float values on the wire: fp32, fp16, bf16, or int8 with a scale a chunk. What rounding loses stays in the
+residual."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.frame import Body, as_bytes
+from thinwire.kernels import int8_dequantize, int8_quantize
+from thinwire.kernels.reference import INT8_CHUNK
+
+VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
+_HALF_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def value_sections_nbytes(coding: str, count: int) -> list[int]:
+    """Return the lengths of the sections that ``encode_values`` makes of ``count`` values."""
+    if coding == "int8":
+        return [4 * -(-count // INT8_CHUNK), count]
+    return [(4 if coding == "fp32" else 2) * count]
+
+
+def saturating_half(values: Tensor, dtype: torch.dtype) -> Tensor:  # (k,) float32 -> (k,) fp16 or bf16
+    """Round to 16 bits; a finite value beyond the range becomes the largest finite one, inf and nan stay."""
+    limit = torch.finfo(dtype).max
+    return torch.where(torch.isfinite(values), values.clamp(-limit, limit), values).to(dtype)
+
+
+def encode_values(coding: str, values: Tensor) -> list[Tensor]:  # (k,) float32 -> uint8 sections
+    if coding == "fp32":
+        return [as_bytes(values)]
+    if coding == "int8":
+        codes, scales = int8_quantize(values)
+        return [as_bytes(scales), as_bytes(codes)]
+    return [as_bytes(saturating_half(values, _HALF_TYPES[coding]))]
+
+
+def decode_values(coding: str, count: int, body: Body) -> Tensor:  # -> (count,) float32
+    sizes = value_sections_nbytes(coding, count)
+    if coding == "fp32":
+        return body.take(sizes[0], "values").view(torch.float32)
+    if coding == "int8":
+        scales = body.take(sizes[0], "value scales").view(torch.float32)
+        return int8_dequantize(body.take(sizes[1], "values").view(torch.int8), scales)
+    return body.take(sizes[0], "values").view(_HALF_TYPES[coding]).to(torch.float32)

@@ -1,0 +1,159 @@
+"""Global top-k in O(k log P) bytes for any number of ranks, with nothing lost.
+
+The paper's tree (Algorithm 3) needs a power of two of ranks and a broadcast, and its put-back rule (Algorithm 4 line
+10) loses gradient: an index that one merge rejects can come back through another pair, and then the rejected
+contribution is neither applied nor kept. A butterfly instead lets every rank see all merges on its own path: a
+contribution was used if and only if its index survived every one of them, and whatever was not used goes back to the
+rank that gave it.
+
+Ranks beyond the largest power of two give their set to a proxy first, and get back the result with one bit an entry
+that says which of theirs were used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs import SignsCodec, SparseCodec
+from thinwire.collectives.stateless import StatelessCollective
+from thinwire.kernels import select_topk
+from thinwire.layout import Turn
+from thinwire.payloads import Accepted, Signs, Sparse
+from thinwire.transport import Net
+
+
+def add_sparse(a: Sparse, b: Sparse) -> Sparse:
+    """a + b on the union of their indices; the same bits whichever comes first."""
+    both = torch.cat([a.indices, b.indices])
+    indices, place = torch.unique(both, sorted=True, return_inverse=True)
+    values = torch.zeros(indices.numel(), dtype=torch.float32, device=both.device)
+    values.index_add_(0, place, torch.cat([a.values, b.values]))
+    return Sparse(indices, values, a.numel, a.capacity)
+
+
+def merge(a: Sparse, b: Sparse) -> Sparse:
+    """The paper's Definition 1: the k largest magnitudes of a + b; ties go to the lower index."""
+    union = add_sparse(a, b)
+    kept = select_topk(union.values, min(a.capacity, union.indices.numel()))
+    return Sparse(union.indices[kept], union.values[kept], a.numel, a.capacity)
+
+
+def contained(wanted: Tensor, indices: Tensor) -> Tensor:  # (m,), (k,) rising -> (m,) bool
+    """Which of ``wanted`` are among ``indices``."""
+    if not indices.numel():
+        return torch.zeros_like(wanted, dtype=torch.bool)
+    place = torch.searchsorted(indices, wanted).clamp_(max=indices.numel() - 1)
+    return indices[place] == wanted
+
+
+class _Path:
+    """One rank's way through the merges: the current set of its group, and what became of the parts it answers for."""
+
+    def __init__(self, collective: GlobalTopK, turn: Turn, payload: Sparse, tail: Tensor) -> None:
+        self.collective, self.turn = collective, turn
+        self.set, self.tail = payload, tail.clone()
+        self.claims: list[Tensor] = []  # per contributor on this path: the indices of its entries
+        self.alive: list[Tensor] = []  # and which of them survived so far
+        self.credit = Sparse(payload.indices[:0], payload.values[:0], payload.numel, payload.capacity)
+
+    def claim(self, indices: Tensor) -> None:
+        self.claims.append(indices)
+        self.alive.append(torch.ones_like(indices, dtype=torch.bool))
+
+    def _keep_only(self, survivors: Tensor) -> None:
+        for claim, alive in zip(self.claims, self.alive, strict=True):
+            alive &= contained(claim, survivors)
+        still = contained(self.credit.indices, survivors)
+        self.credit = Sparse(
+            self.credit.indices[still], self.credit.values[still], self.credit.numel, self.credit.capacity
+        )
+
+    def frame(self, keeps_credit: bool) -> Tensor:
+        """Encode the current set, and go on with what the frame says.
+
+        What rounding takes away from a sum that is used in the end belongs to nobody in particular: one rank of the
+        group, the one that ``keeps_credit``, takes it into its residual.
+        """
+        exact = self.set
+        frame = self.collective.codec.encode(self.turn, exact, self.tail)
+        self.set, self.tail = self.open(frame, "this rank")
+        self._keep_only(self.set.indices)
+        if keeps_credit:
+            kept = contained(exact.indices, self.set.indices)
+            lost = Sparse(self.set.indices, exact.values[kept] - self.set.values, exact.numel, exact.capacity)
+            self.credit = add_sparse(self.credit, lost)
+        return frame
+
+    def open(self, frame: Tensor, origin: str) -> tuple[Sparse, Tensor]:
+        set_ = self.set
+        return self.collective.codec.decode(
+            self.turn, frame, set_.numel, set_.capacity, self.tail.numel(), set_.values.device, origin
+        )
+
+    def merge(self, other: Sparse, tail: Tensor) -> None:
+        self.set = merge(self.set, other)
+        self.tail = self.tail + tail
+        self._keep_only(self.set.indices)
+
+
+@dataclass(frozen=True)
+class GlobalTopK(StatelessCollective):
+    """gTopKAllReduce as a butterfly: rank r merges with r xor 1, r xor 2, r xor 4 ..."""
+
+    codec: SparseCodec
+
+    def mean(self, turn: Turn, payload: Sparse, tail: Tensor, net: Net) -> tuple[Tensor, Accepted]:
+        power = 1 << (net.size.bit_length() - 1)  # largest power of two <= size
+        extras = net.size - power
+        path = _Path(self, turn, payload, tail)
+        # The first frame's rounding is this rank's own: it is charged with what the frame says.
+        frame = path.frame(keeps_credit=False)
+        mine = path.set
+        if net.rank >= power:
+            alive = self._through_proxy(path, frame, net, net.rank - power)
+        else:
+            alive = self._butterfly(path, frame, net, power, extras)
+        used = Sparse(mine.indices[alive], mine.values[alive], mine.numel, mine.capacity)
+        credit = Sparse(path.credit.indices, -path.credit.values, mine.numel, mine.capacity)
+        total = torch.zeros(payload.numel + tail.numel(), dtype=torch.float32, device=payload.values.device)
+        path.set.add_to(total[: payload.numel])
+        total[payload.numel :] = path.tail
+        accepted = add_sparse(used, credit) if credit.indices.numel() else used
+        return total.div_(net.size), Accepted(accepted, tail, sent=used.indices)
+
+    def _butterfly(self, path: _Path, frame: Tensor, net: Net, power: int, extras: int) -> Tensor:  # -> (k,) bool
+        rank, proxy = net.rank, net.rank < extras
+        path.claim(path.set.indices)
+        if proxy:
+            theirs, tail = path.open(net.receive(rank + power, frame.numel()), f"rank {rank + power}")
+            path.claim(theirs.indices)
+            path.merge(theirs, tail)
+        distance = 1
+        while distance < power:
+            # Before the first merge the set is this rank's own, already rounded; later it is the group's.
+            merged_before = distance > 1 or extras > 0
+            if merged_before:
+                frame = path.frame(keeps_credit=rank % distance == 0)
+            peer = rank ^ distance
+            path.merge(*path.open(net.swap(peer, frame), f"rank {peer}"))
+            distance *= 2
+        if extras:
+            # The extras see the result through a frame, so everybody takes it from one: the same bits everywhere.
+            frame = path.frame(keeps_credit=rank == 0)
+            if proxy:
+                net.send(rank + power, frame)
+                no_scales = torch.zeros(0, device=path.tail.device)
+                mask = Signs(path.alive[1], no_scales, ((path.alive[1].numel(), 1),))
+                net.send(rank + power, SignsCodec().encode(path.turn, mask, no_scales))
+        return path.alive[0]
+
+    def _through_proxy(self, path: _Path, frame: Tensor, net: Net, proxy: int) -> Tensor:  # -> (k,) bool
+        net.send(proxy, frame)
+        own = path.set.indices.numel()
+        path.set, path.tail = path.open(net.receive(proxy, frame.numel()), f"rank {proxy}")
+        reply = net.receive(proxy, SignsCodec().nbytes(own, 0, 0))
+        mask, _ = SignsCodec().decode(path.turn, reply, ((own, 1),), 0, 0, path.tail.device, f"rank {proxy}")
+        return mask.negative

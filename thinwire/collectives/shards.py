@@ -1,0 +1,145 @@
+"""Who serves what: the fixed assignment of parameters to serving ranks.
+
+The assignment depends on the parameter alone (its size and its place in the model), never on the bucket it travels
+in: a server's own error stays on its rank when DDP rebuilds its buckets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from thinwire.compressors.blocksign import cut_into_blocks
+from thinwire.kernels import Runs
+from thinwire.layout import Layout, Segment, Turn
+
+WHOLE_BELOW = 4096  # a tensor smaller than this is served by one rank
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of one tensor that one rank serves; ``start`` and ``stop`` count inside the tensor."""
+
+    segment: Segment
+    place: int  # of the segment in the layout
+    start: int
+    stop: int
+
+    @property
+    def span(self) -> slice:
+        return slice(self.segment.start + self.start, self.segment.start + self.stop)
+
+
+def _bounds(segment: Segment, rank: int, size: int, topology: str) -> tuple[int, int]:
+    if topology == "server" or segment.numel < WHOLE_BELOW:
+        owner = 0 if topology == "server" else segment.ordinal % size
+        return (0, segment.numel) if rank == owner else (0, 0)
+    return segment.numel * rank // size, segment.numel * (rank + 1) // size
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank serves of one exchange: pieces of coded tensors and a slice of the dense tail."""
+
+    pieces: tuple[Piece, ...]
+    tail_start: int
+    tail_stop: int
+
+    @property
+    def tail(self) -> slice:
+        return slice(self.tail_start, self.tail_stop)
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(piece.stop - piece.start for piece in self.pieces)
+
+    @property
+    def tail_numel(self) -> int:
+        return self.tail_stop - self.tail_start
+
+    @property
+    def empty(self) -> bool:
+        return self.numel == 0 and self.tail_numel == 0
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The served pieces as a layout of their own: the server's error is kept by parameter name too."""
+        return Layout.of([(p.segment.name, p.segment.ordinal, p.stop - p.start, True) for p in self.pieces])
+
+    def turn(self, turn: Turn) -> Turn:
+        return Turn(self.layout, turn.step, tuple(turn.hypers[piece.place] for piece in self.pieces))
+
+    def gather(self, vector: Tensor) -> Tensor:  # (c,) -> (m,)
+        """The served elements of a coded vector."""
+        if not self.pieces:
+            return vector[:0]
+        return torch.cat([vector[piece.span] for piece in self.pieces])
+
+    def scatter(self, served: Tensor, vector: Tensor) -> None:  # (m,), (c,)
+        """Put the served elements back to their places."""
+        start = 0
+        for piece in self.pieces:
+            stop = start + piece.stop - piece.start
+            vector[piece.span] = served[start:stop]
+            start = stop
+
+    def piece_runs(self) -> Runs:
+        """Every piece as a block: TernGrad's scalers belong to tensors."""
+        return tuple((piece.stop - piece.start, 1) for piece in self.pieces)
+
+    def server_runs(self, block: int | None) -> Runs:
+        """The server's blocks: each piece cut anew from its beginning."""
+        return sum((cut_into_blocks(piece.stop - piece.start, block) for piece in self.pieces), ())
+
+    def worker_runs(self, block: int | None) -> Runs:
+        """The workers' blocks as far as they lie inside the pieces."""
+        runs: list[tuple[int, int]] = []
+        for piece in self.pieces:
+            start, stop = piece.start, piece.stop
+            size = block or piece.segment.numel
+            head = min(-start % size, stop - start)
+            if head:
+                runs.append((head, 1))
+            runs.extend(cut_into_blocks(stop - start - head, size))
+        return tuple(runs)
+
+    def worker_scales(self, block: int | None, layout: Layout) -> Tensor:  # -> (B,) int64
+        """Which of a worker's scales belong to the blocks of ``worker_runs``."""
+        first, offset = {}, 0
+        for segment in layout.coded:
+            first[segment.name] = offset
+            offset += sum(count for _, count in cut_into_blocks(segment.numel, block))
+        parts = []
+        for piece in self.pieces:
+            size = block or piece.segment.numel
+            base = first[piece.segment.name]
+            parts.append(torch.arange(base + piece.start // size, base + (piece.stop - 1) // size + 1))
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+
+
+@lru_cache(maxsize=64)
+def shards(layout: Layout, size: int, topology: str) -> tuple[Shard, ...]:
+    """Return every rank's shard of one exchange."""
+    result = []
+    for rank in range(size):
+        pieces = []
+        for place, segment in enumerate(layout.segments):
+            start, stop = _bounds(segment, rank, size, topology) if segment.coded else (0, 0)
+            if stop > start:
+                pieces.append(Piece(segment, place, start, stop))
+        tail = layout.tail_numel
+        if topology == "server":
+            start, stop = 0, tail if rank == 0 else 0
+        else:
+            start, stop = tail * rank // size, tail * (rank + 1) // size
+        result.append(Shard(tuple(pieces), start, stop))
+    return tuple(result)
+
+
+@lru_cache(maxsize=256)
+def scale_places(shard: Shard, block: int | None, layout: Layout) -> tuple[Tensor, Runs]:
+    """Return ``worker_scales`` and ``worker_runs`` of a shard, computed once."""
+    return shard.worker_scales(block, layout), shard.worker_runs(block)

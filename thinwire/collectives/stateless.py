@@ -1,0 +1,24 @@
+"""What a collective without memory of its own answers when asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+
+class StatelessCollective:
+    """A collective that keeps nothing between two exchanges."""
+
+    def residual_square_sum(self) -> float:
+        return 0.0
+
+    def leftover(self, rates: dict[str, float]) -> Iterable[tuple[str, int, Tensor]]:
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        return

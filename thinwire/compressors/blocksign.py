@@ -1,0 +1,36 @@
+"""Blockwise scaled sign: one bit an element and the mean magnitude of each block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from thinwire.kernels import Runs, blockwise_sign
+from thinwire.layout import Turn
+from thinwire.payloads import Signs
+
+
+def cut_into_blocks(numel: int, block: int | None) -> Runs:
+    """Return the blocks of one piece of a tensor: runs of ``block`` elements and a shorter last one, or one block."""
+    if numel == 0:
+        return ()
+    if block is None or block >= numel:
+        return ((numel, 1),)
+    whole, rest = divmod(numel, block)
+    return ((block, whole), (rest, 1)) if rest else ((block, whole),)
+
+
+@dataclass(frozen=True)
+class BlockSigns:
+    """C_B(v) = ||v_b||_1 / d_b * sign(v_b) for every block b (section 3.2); sign(0) = +1."""
+
+    block: int | None = None  # elements; None: a tensor is a block
+
+    def measure(self, turn: Turn, x: Tensor) -> None:
+        return None
+
+    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int) -> Signs:
+        blocks = sum((cut_into_blocks(segment.numel, self.block) for segment in turn.layout.coded), ())
+        negative, scales = blockwise_sign(x, blocks)
+        return Signs(negative, scales, blocks)

@@ -1,0 +1,30 @@
+"""The bare sign, one bit an element: signSGD's vote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels import coin, stream_key
+from thinwire.layout import Turn
+from thinwire.payloads import Signs
+
+
+@dataclass(frozen=True)
+class Sign:
+    """sign(x). One bit has no room for 0, so an exact zero votes by a fair, reproducible coin: a fixed side would push
+    every unused weight the same way at every step."""
+
+    def measure(self, turn: Turn, x: Tensor) -> None:
+        return None
+
+    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int) -> Signs:
+        negative = x < 0
+        for segment in turn.layout.coded:
+            zero = x[segment.span] == 0
+            if bool(zero.any()):
+                flips = coin(stream_key(0, turn.step, rank, segment.name), segment.numel, x.device)
+                negative[segment.span] |= zero & flips
+        return Signs(negative, torch.zeros(0, device=x.device), tuple((s.numel, 1) for s in turn.layout.coded))

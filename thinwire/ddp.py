@@ -1,0 +1,132 @@
+"""The edge to DistributedDataParallel: one hook a model, one ordered worker a wire.
+
+DDP accepts one communication hook in a model's life, so what is registered is a router that knows the wire of the
+moment. This module has no postponed annotations: DDP compares the hook's annotations with the real classes.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.errors import DetachedError
+
+log = logging.getLogger("thinwire")
+
+_DETACHED = (
+    "this model was detached from thinwire and DDP cannot take a hook off: "
+    "call thinwire.attach again, or wrap the module in a new DistributedDataParallel"
+)
+
+
+@dataclass
+class Bucket:
+    """One DDP bucket of one backward pass: gradients in, means out, in place."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]  # (numel,) each, views of the buffer
+    buffer: Tensor
+    future: torch.futures.Future[Tensor]
+    is_last: bool
+    ready: Any = None  # a CUDA event after which the gradients are there
+
+
+class Router:
+    """What DDP calls: passes each bucket on to ``target``, which is None while no wire is attached."""
+
+    def __init__(self) -> None:
+        self.target: Callable[[Bucket], None] | None = None
+
+    def hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self.target is None:
+            raise DetachedError(_DETACHED)
+        buffer = bucket.buffer()
+        parameters = bucket.parameters()
+        cuda = buffer.device if buffer.is_cuda else None
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[cuda] if cuda else None)
+        ready = None
+        if cuda:
+            ready = torch.cuda.Event()
+            ready.record(torch.cuda.current_stream(cuda))
+        gradients = list(buffer.split([parameter.numel() for parameter in parameters]))
+        self.target(Bucket(parameters, gradients, buffer, future, bucket.is_last(), ready))
+        return future
+
+    def before_forward(self, module: torch.nn.Module, args: Any) -> None:
+        """Refuse a training step of a detached model before it starts: an error inside backward would break DDP."""
+        if self.target is None and module.training and torch.is_grad_enabled() and module.require_backward_grad_sync:
+            raise DetachedError(_DETACHED)
+
+
+_routers: "weakref.WeakKeyDictionary[DistributedDataParallel, Router]" = weakref.WeakKeyDictionary()
+
+
+def router_of(model: DistributedDataParallel) -> Router:
+    """Return the model's router, registered with DDP on the first call."""
+    router = _routers.get(model)
+    if router is None:
+        router = Router()
+        model.register_comm_hook(None, router.hook)
+        model.register_forward_pre_hook(router.before_forward)
+        _routers[model] = router
+    return router
+
+
+def is_attached(model: DistributedDataParallel) -> bool:
+    router = _routers.get(model)
+    return router is not None and router.target is not None
+
+
+class Worker:
+    """One thread that does jobs in the order they were given, so that collectives have the same order on every rank.
+
+    On a GPU the jobs run on a stream of their own, behind the gradients' event.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="thinwire")
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._broken: Exception | None = None
+
+    def submit(self, buckets: list[Bucket], work: Callable[[list[Bucket]], None]) -> None:
+        """Run work(buckets) behind all earlier jobs and complete the buckets' futures, with its error if it fails."""
+        self._pool.submit(self._run, buckets, work)
+
+    def _run(self, buckets: list[Bucket], work: Callable[[list[Bucket]], None]) -> None:
+        try:
+            if self._broken is not None:  # the ranks are out of step: every further exchange would hang or mix up
+                raise self._broken
+            if self._stream is None:
+                work(buckets)
+            else:
+                with torch.cuda.stream(self._stream):
+                    for bucket in buckets:
+                        self._stream.wait_event(bucket.ready)
+                        bucket.buffer.record_stream(self._stream)
+                    work(buckets)
+                    for bucket in buckets:
+                        bucket.future.set_result(bucket.buffer)
+                return
+        except Exception as error:
+            log.debug("thinwire: an exchange failed", exc_info=True)  # DDP passes the sentence on, not the traceback
+            self._broken = error
+            for bucket in buckets:
+                if not bucket.future.done():
+                    bucket.future.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is wrong
+            return
+        for bucket in buckets:
+            bucket.future.set_result(bucket.buffer)
+
+    def wait(self) -> None:
+        """Return when all jobs so far are done."""
+        self._pool.submit(lambda: None).result()
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=True)

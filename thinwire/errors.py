@@ -1,0 +1,9 @@
+"""The error types that are not plain ValueErrors."""
+
+
+class FrameError(RuntimeError):
+    """A frame from the wire is not what the format says; the sentence names the field."""
+
+
+class DetachedError(RuntimeError):
+    """A training step on a model whose wire was detached."""

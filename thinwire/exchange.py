@@ -1,0 +1,134 @@
+"""The way a gradient goes, in one function."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from thinwire.layout import Turn
+from thinwire.local import combine
+from thinwire.payloads import Payload
+from thinwire.protocols import Clock, Collective, Compressor, Memory
+from thinwire.transport import Net
+
+
+P = TypeVar("P", bound=Payload)
+
+
+class Exchange(Generic[P]):
+    """Memory, compressor and collective around one net; ``local`` is a mode of thinwire.local or None."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        compressor: Compressor[P],
+        collective: Collective[P],
+        net: Net,
+        *,
+        whole_model: bool = False,
+        local: str | None = None,
+    ) -> None:
+        self.memory, self.compressor, self.collective, self.net = memory, compressor, collective, net
+        self.whole_model, self.local = whole_model, local
+        self.clock = Clock()
+
+    def mean(self, turn: Turn, grad: Tensor) -> Tensor:  # (n,) float32 -> (n,) float32
+        start, on_wire = time.perf_counter(), self.net.traffic.seconds
+        coded = turn.layout.coded_numel
+        x = self.memory.compensate(turn, grad)  # (n,) what should be sent now
+        compensated = time.perf_counter()
+        agreed = self.compressor.measure(turn, x[:coded])  # (T,) what all ranks must agree on first
+        if agreed is not None:
+            self.net.all_reduce(agreed, largest=True)
+        payload = self.compressor.compress(turn, x[:coded], agreed, self.net.rank)  # what we choose to send
+        mean, accepted = self.collective.mean(turn, payload, x[coded:], self.net)  # what the group really used
+        exchanged = time.perf_counter()
+        self.memory.retain(turn, x, accepted)  # keep the rest: nothing is ever lost
+        if self.local is not None:
+            mean = combine(self.local, mean, grad, x, accepted, self.net.size)
+        self.clock.compensating += compensated - start + time.perf_counter() - exchanged
+        self.clock.compressing += exchanged - compensated - (self.net.traffic.seconds - on_wire)
+        return mean
+
+    def residual_square_sum(self) -> float:
+        return self.memory.residual_square_sum() + self.collective.residual_square_sum()
+
+    def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
+        """Return this rank's share of everything kept, by parameter name: the mean of all ranks' shares is what the
+        group has not applied yet, in units of the learning rates ``rates``."""
+        rest = {name: tensor.clone() for name, tensor in self.memory.leftover(rates).items()}
+        for name, start, piece in self.collective.leftover(rates):
+            share = rest.setdefault(name, torch.zeros(numels[name], dtype=torch.float32, device=piece.device))
+            # A server's error is part of the mean, held by one rank alone.
+            share[start : start + piece.numel()].add_(piece, alpha=float(self.net.size))
+        return rest
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"memory": self.memory.state_dict(), "collective": self.collective.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state["memory"])
+        self.collective.load_state_dict(state["collective"])
+
+
+class _Stateless:
+    """An aggregator that remembers nothing."""
+
+    whole_model = False
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.clock = Clock()
+
+    def residual_square_sum(self) -> float:
+        return 0.0
+
+    def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        return
+
+
+class NoopMean(_Stateless):
+    """No communication at all: every rank keeps its own gradient."""
+
+    def mean(self, turn: Turn, grad: Tensor) -> Tensor:
+        return grad
+
+
+class DenseMean(_Stateless):
+    """The plain all-reduce, in fp32 or with 16 bits on the wire.
+
+    With 16 bits the sum is still taken in fp32, in rank order: every rank adds up one slice and hands it on, which
+    costs the same bytes as a ring all-reduce in that type and cannot overflow on the way.
+    """
+
+    def __init__(self, net: Net, dtype: torch.dtype) -> None:
+        super().__init__(net)
+        self.dtype = dtype
+
+    def mean(self, turn: Turn, grad: Tensor) -> Tensor:
+        if self.dtype == torch.float32:
+            self.net.all_reduce(grad)
+            return grad.div_(self.net.size)
+        size, numel = self.net.size, grad.numel()
+        share = -(-numel // size)
+        half = torch.zeros(share * size, dtype=self.dtype, device=grad.device)
+        half[:numel] = grad
+        as_bytes = half.view(torch.uint8)
+        slices = self.net.all_to_all(
+            list(as_bytes.split(2 * share)) if share else [as_bytes] * size, [2 * share] * size
+        )
+        total = torch.zeros(share, dtype=torch.float32, device=grad.device)
+        for part in slices:
+            total.add_(part.to(grad.device).view(self.dtype))
+        mine = total.div_(size).to(self.dtype).view(torch.uint8)
+        means = torch.cat(self.net.all_gather(mine)).to(grad.device).view(self.dtype)
+        return means[:numel].to(torch.float32)

@@ -1,0 +1,77 @@
+"""Process groups of our own, so that our collectives never mix with DDP's, SyncBatchNorm's or the user's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire.transport import Net, TorchNet
+
+
+def _timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | None:
+    """The timeout that the user gave to the parent group; None (torch's default) where torch does not say."""
+    try:
+        timeout = parent._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
+    return timeout if isinstance(timeout, timedelta) else None
+
+
+def own_net(parent: TorchNet, members: Sequence[int] | None = None) -> TorchNet:
+    """Return a new group of the parent's members (ranks inside the parent; None: all of them).
+
+    All members of the new group must call this in the same order; where the parent is the whole world, all ranks of the
+    world must.
+    """
+    world = dist.get_process_group_ranks(parent.group)
+    ranks = world if members is None else [world[member] for member in members]
+    options: dict[str, Any] = {"backend": dist.get_backend(parent.group), "timeout": _timeout_of(parent.group, parent.device)}
+    if len(world) == dist.get_world_size():
+        return TorchNet(dist.new_group(ranks, **options), parent.compute_device)
+    # Only some ranks of the world are here. torch then names a group by its ranks and by how many groups a process
+    # knows, and waits for ever when the members' counts differ: those who know fewer make groups of one first.
+    counts = gather_texts(parent, str(len(dist.distributed_c10d._world.pg_names)))
+    me = [dist.get_rank()]
+    for _ in range(max(map(int, counts)) - int(counts[parent.rank])):
+        dist.new_group(me, use_local_synchronization=True, **options)
+    group = dist.new_group(ranks, use_local_synchronization=True, **options)
+    return TorchNet(group, parent.compute_device) if group is not None else parent
+
+
+def gather_texts(net: Net, text: str) -> list[str]:
+    """Every rank gives one text and gets everybody's; nothing that comes over the wire is unpickled."""
+    data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+    own_size = torch.tensor([data.numel()], dtype=torch.int64).view(torch.uint8)
+    sizes = [int(size.cpu().clone().view(torch.int64)) for size in net.all_gather(own_size)]
+    padded = torch.nn.functional.pad(data, (0, max(sizes) - data.numel()))
+    return [bytes(t.cpu()[:n].tolist()).decode() for t, n in zip(net.all_gather(padded), sizes, strict=True)]
+
+
+def check_agreement(net: Net, mine: dict[str, object], error: str | None) -> None:
+    """Raise the same ValueError on all ranks when a rank has an error or describes something else than rank 0."""
+    texts = gather_texts(net, json.dumps({"error": error, **mine}))
+    everybody = [json.loads(text) for text in texts]
+    for rank, theirs in enumerate(everybody):
+        if theirs["error"]:
+            raise ValueError(
+                theirs["error"] if rank == net.rank else f"rank {rank} could not attach: {theirs['error']}"
+            )
+    for rank, theirs in enumerate(everybody):
+        for key in mine:
+            if theirs.get(key) != everybody[0].get(key):
+                raise ValueError(_difference(key, rank, everybody[0].get(key), theirs.get(key)))
+
+
+def _difference(key: str, rank: int, first: object, other: object) -> str:
+    if isinstance(first, dict) and isinstance(other, dict):
+        for name in [*first, *other]:
+            if first.get(name) != other.get(name):
+                a, b = first.get(name, "missing"), other.get(name, "missing")
+                return f"ranks differ in {key}: {name} is {a} on rank 0 and {b} on rank {rank}; all ranks must agree"
+        return f"ranks differ in {key}: their order on rank {rank} is not that of rank 0; all ranks must agree"
+    return f"ranks differ in {key}: {first} on rank 0, {other} on rank {rank}; all ranks must agree"

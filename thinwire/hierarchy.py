@@ -1,0 +1,77 @@
+"""Exact mean inside a machine, compressed mean between machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thinwire.layout import Turn
+from thinwire.protocols import Aggregator
+from thinwire.transport import Net
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+def machine_groups(hierarchy: str | int | Sequence[Sequence[int]] | None, size: int) -> Groups | None:
+    """Return the ranks of every machine, or None for a flat group.
+
+    ``"auto"`` reads LOCAL_WORLD_SIZE (torchrun sets it), a number gives the ranks a machine, a list of lists names
+    them.
+    """
+    if hierarchy is None:
+        return None
+    if hierarchy == "auto":
+        text = os.environ.get("LOCAL_WORLD_SIZE")
+        if text is None:
+            raise ValueError('hierarchy="auto" needs LOCAL_WORLD_SIZE, which torchrun sets; or give ranks a machine')
+        hierarchy = int(text)
+    if isinstance(hierarchy, int) and not isinstance(hierarchy, bool):
+        if hierarchy < 1 or size % hierarchy:
+            raise ValueError(
+                f"hierarchy={hierarchy} ranks a machine does not divide the {size} ranks; give a list of groups instead"
+            )
+        return tuple(tuple(range(first, first + hierarchy)) for first in range(0, size, hierarchy))
+    if isinstance(hierarchy, (str, bool)):
+        raise ValueError(f'hierarchy must be None, "auto", a number of ranks or a list of groups, not {hierarchy!r}')
+    groups = tuple(tuple(group) for group in hierarchy)
+    if sorted(rank for group in groups for rank in group) != list(range(size)):
+        raise ValueError(f"hierarchy {groups} must name each of the ranks 0 to {size - 1} exactly once")
+    return groups
+
+
+class Hierarchy:
+    """A policy around an aggregator that runs between the machines' first ranks.
+
+    The machine's sum is scaled so that the mean over machines is the mean over all ranks, also when machines differ
+    in size. Residuals live on the first rank of each machine.
+    """
+
+    def __init__(self, inner: Aggregator, local: Net, weight: float) -> None:
+        self.inner, self.local, self.weight = inner, local, weight
+        self.whole_model, self.clock = inner.whole_model, inner.clock
+        self.leads = local.rank == 0
+
+    def mean(self, turn: Turn, grad: Tensor) -> Tensor:
+        self.local.all_reduce(grad)
+        grad.mul_(self.weight)
+        if self.leads:
+            grad = self.inner.mean(turn, grad)
+        self.local.broadcast(grad, 0)
+        return grad
+
+    def residual_square_sum(self) -> float:
+        return self.inner.residual_square_sum()
+
+    def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
+        """The first rank's share stands for its whole machine, so that the mean over all ranks is the group's."""
+        rest = self.inner.leftover(numels, rates)
+        return {name: tensor / self.weight for name, tensor in rest.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)

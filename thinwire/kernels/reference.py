@@ -1,0 +1,284 @@
+"""Plain-torch kernels: the specification that every faster home of the same names must equal.
+
+Three families live here: counter-based random numbers, selection and quantisation of float vectors, and packing of
+small integers into bytes. All of them are pure functions, keep to the device of their input, never touch torch's
+global random state, and put the least significant bit first.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+Runs = tuple[tuple[int, int], ...]
+"""Consecutive blocks of a vector, run-length coded: (length of a block, how many such blocks follow each other)."""
+
+_MASK32 = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+_MUL1 = 0x7FEB352D
+_MUL2 = 0x846CA68B
+
+
+def _as_int32(value: int) -> int:
+    """The signed 32-bit number with the same bits, so that torch's int32 arithmetic wraps like uint32."""
+    value &= _MASK32
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Random numbers from counters
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _mix_int(x: int) -> int:
+    """The 32-bit finaliser, on a Python integer."""
+    x &= _MASK32
+    x ^= x >> 16
+    x = (x * _MUL1) & _MASK32
+    x ^= x >> 15
+    x = (x * _MUL2) & _MASK32
+    return x ^ (x >> 16)
+
+
+def _mix(x: Tensor) -> Tensor:  # (n,) int32, changed in place -> (n,) int32
+    """The same finaliser on int32; shifts are made logical by masking off the copied sign bits."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= _as_int32(_MUL1)
+    x ^= (x >> 15) & 0x1FFFF
+    x *= _as_int32(_MUL2)
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+def stream_key(seed: int, step: int, rank: int, name: str) -> int:
+    """Return the 32-bit key of the random stream of one parameter on one rank at one step."""
+    key = _mix_int(seed ^ _GOLDEN)
+    key = _mix_int(key ^ (step & _MASK32))
+    key = _mix_int(key ^ (rank & _MASK32))
+    return _mix_int(key ^ zlib.crc32(name.encode()))
+
+
+def _random(key: int, start: int, count: int, device: torch.device) -> Tensor:  # -> (count,) int32
+    """random(key, i) = mix(mix(i ^ key) ^ mix(key + golden)) for i = start .. start + count."""
+    counter = torch.arange(start, start + count, dtype=torch.int64, device=device).to(torch.int32)
+    mixed = _mix(counter ^ _as_int32(key))
+    return _mix(mixed ^ _as_int32(_mix_int(key + _GOLDEN)))
+
+
+def uniform(key: int, count: int, device: torch.device, start: int = 0) -> Tensor:  # -> (count,) float32
+    """Return uniform numbers in [0, 1) with 24 bits each, the same on every device."""
+    return ((_random(key, start, count, device) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
+def coin(key: int, count: int, device: torch.device, start: int = 0) -> Tensor:  # -> (count,) bool
+    """Return fair coin flips from the same counters."""
+    return (_random(key, start, count, device) & 1).to(torch.bool)
+
+
+def checksum(words: Tensor, start: int = 0) -> Tensor:  # (n,) int32 -> () int64 in [0, 2**32)
+    """Return sum over i of mix(word_i ^ mix(start + i)) modulo 2**32.
+
+    Every word passes through its own nonlinear map, so any changed, swapped or moved word shows with probability
+    1 - 2**-32, and the sum may be taken in any order, in parallel, on any device.
+    """
+    position = torch.arange(start, start + words.numel(), dtype=torch.int64, device=words.device).to(torch.int32)
+    return _mix(_mix(position) ^ words).sum(dtype=torch.int64) & _MASK32
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Selection
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _magnitude(x: Tensor) -> Tensor:  # (n,) float32 -> (n,) float32, nan counts as the largest
+    return torch.nan_to_num(x.abs(), nan=float("inf"), posinf=float("inf"))
+
+
+def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, rising
+    """Return the indices of the k largest magnitudes in rising order; ties go to the lower index.
+
+    A nan counts as larger than everything, so that it is sent and seen instead of hiding in a residual.
+    """
+    n = x.numel()
+    if k >= n:
+        return torch.arange(n, device=x.device)
+    magnitude = _magnitude(x)
+    threshold = torch.topk(magnitude, k, sorted=True).values[-1]
+    above = torch.nonzero(magnitude > threshold).flatten()
+    level = torch.nonzero(magnitude == threshold).flatten()[: k - above.numel()]
+    return torch.cat([above, level]).sort().values
+
+
+def select_sampled(x: Tensor, k: int, key: int) -> Tensor:  # (n,) float32 -> (<= k,) int64, rising
+    """Return about the k largest magnitudes by DGC's hierarchical threshold (section 4 of the paper).
+
+    A strided sample (1 %, or more when that would hold fewer than 32 of the wanted elements) estimates a threshold
+    that lets a few more than k pass; when more than k do, the exact top-k of those that passed is taken, which is the
+    exact answer unless the estimate was too high. Never more than k are returned.
+    """
+    n = x.numel()
+    sample_size = max(n // 100, (32 * n + k - 1) // max(k, 1))
+    if k >= n or 2 * sample_size >= n:
+        return select_topk(x, k)
+    stride = n // sample_size
+    sample = _magnitude(x[key % stride :: stride])
+    wanted = sample.numel() * k / n
+    rank = min(sample.numel(), int(wanted + 2.0 * wanted**0.5) + 1)
+    threshold = torch.topk(sample, rank, sorted=True).values[-1]
+    passed = torch.nonzero(_magnitude(x) >= threshold).flatten()
+    if passed.numel() <= k:
+        return passed
+    return passed[select_topk(x[passed], k)]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Quantisation
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def absmax(x: Tensor) -> Tensor:  # (n,) float32 -> () float32
+    """Return the largest magnitude, 0 for an empty vector."""
+    return x.abs().max() if x.numel() else x.new_zeros(())
+
+
+def ternarize(x: Tensor, scale: Tensor, key: int) -> Tensor:  # (n,) float32, () float32 -> (n,) int8
+    """Return sign(x) * b with P(b = 1) = |x| / scale (TernGrad, Eq. 1 and 3), as -1, 0, 1."""
+    keep = uniform(key, x.numel(), x.device) * scale < x.abs()
+    return (torch.sign(x) * keep).to(torch.int8)
+
+
+def block_means(x: Tensor, runs: Runs) -> Tensor:  # (n,) float32 -> (B,) float32
+    """Return the mean of every block; ``runs`` lists (length, how many blocks of it) in order."""
+    means, start = [], 0
+    for length, count in runs:
+        stop = start + length * count
+        means.append(x[start:stop].view(count, length).mean(dim=1))
+        start = stop
+    return torch.cat(means) if means else x.new_zeros(0)
+
+
+def block_expand(scales: Tensor, runs: Runs) -> Tensor:  # (B,) -> (n,)
+    """Return every block's scale repeated over the block."""
+    parts, start = [], 0
+    for length, count in runs:
+        parts.append(scales[start : start + count, None].expand(count, length).reshape(-1))
+        start += count
+    return torch.cat(parts) if parts else scales.new_zeros(0)
+
+
+def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:  # (n,) float32 -> (n,) bool, (B,) float32
+    """Return (x < 0) and the scales ||x_b||_1 / d_b of consecutive blocks (dist-EF-blockSGDM, section 3.2)."""
+    return x < 0, block_means(x.abs(), runs)
+
+
+INT8_CHUNK = 256
+
+
+def int8_quantize(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 -> (k,) int8, (ceil(k/256),) float32
+    """Round each chunk of 256 values to multiples of its largest magnitude / 127.
+
+    A chunk that holds an inf or a nan gets a nan scale, so that it decodes to nan and is seen.
+    """
+    count = values.numel()
+    chunks = -(-count // INT8_CHUNK)
+    padded = torch.nn.functional.pad(values, (0, chunks * INT8_CHUNK - count)).view(chunks, INT8_CHUNK)
+    scales = padded.abs().amax(dim=1) / 127.0 if chunks else values.new_zeros(0)
+    scales = torch.where(torch.isfinite(scales), scales, torch.full_like(scales, float("nan")))
+    # A denormal scale makes the quotient overflow; the clamp keeps such a chunk within +-127.
+    divisor = torch.where(scales > 0, scales, torch.ones_like(scales))
+    codes = (padded / divisor[:, None]).round_().clamp_(-127, 127)
+    return torch.nan_to_num(codes, nan=0.0).to(torch.int8).flatten()[:count], scales
+
+
+def int8_dequantize(codes: Tensor, scales: Tensor) -> Tensor:  # (k,) int8, (ceil(k/256),) float32 -> (k,) float32
+    """Undo int8_quantize."""
+    return codes.to(torch.float32) * scales.repeat_interleave(INT8_CHUNK)[: codes.numel()]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Packing
+# ---------------------------------------------------------------------------------------------------------------
+
+_BIT_WEIGHTS = [1, 2, 4, 8, 16, 32, 64, 128]
+_TRIT_WEIGHTS = [1, 3, 9, 27, 81]
+
+
+def pack_bits(bits: Tensor) -> Tensor:  # (n,) bool -> (ceil(n/8),) uint8
+    """Pack eight bits a byte, the first in the lowest place."""
+    nbytes = -(-bits.numel() // 8)
+    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, nbytes * 8 - bits.numel())).view(nbytes, 8)
+    packed = padded[:, 0].clone()
+    for place in range(1, 8):
+        packed |= padded[:, place] << place
+    return packed
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:  # (>= ceil(count/8),) uint8 -> (count,) bool
+    """Undo pack_bits."""
+    nbytes = -(-count // 8)
+    weights = torch.tensor(_BIT_WEIGHTS, dtype=torch.uint8, device=packed.device)
+    return (packed[:nbytes, None] & weights).ne(0).flatten()[:count]
+
+
+def pack_trits(trits: Tensor) -> Tensor:  # (n,) int8 in {-1, 0, 1} -> (ceil(n/5),) uint8
+    """Pack five trits a byte in base 3 (3**5 = 243), the first in the lowest place; a trit travels as trit + 1."""
+    nbytes = -(-trits.numel() // 5)
+    padded = torch.nn.functional.pad((trits + 1).to(torch.uint8), (0, nbytes * 5 - trits.numel())).view(nbytes, 5)
+    packed = padded[:, 0].clone()
+    for place in range(1, 5):
+        packed += padded[:, place] * _TRIT_WEIGHTS[place]
+    return packed
+
+
+def unpack_trits(packed: Tensor, count: int) -> Tensor:  # (>= ceil(count/5),) uint8 < 243 -> (count,) int8
+    """Undo pack_trits."""
+    nbytes = -(-count // 5)
+    weights = torch.tensor(_TRIT_WEIGHTS, dtype=torch.uint8, device=packed.device)
+    digits = torch.div(packed[:nbytes, None], weights, rounding_mode="floor") % 3
+    return digits.flatten()[:count].to(torch.int8) - 1
+
+
+def pack_uints(values: Tensor, bits: int) -> Tensor:  # (n,) int64 in [0, 2**bits) -> (ceil(n*bits/8),) uint8
+    """Pack ``bits`` bits a number, lowest bit first, with no gaps."""
+    if bits == 0:
+        return torch.zeros(0, dtype=torch.uint8, device=values.device)
+    places = torch.arange(bits, device=values.device)
+    return pack_bits(((values[:, None] >> places) & 1).to(torch.bool).flatten())
+
+
+def unpack_uints(packed: Tensor, count: int, bits: int) -> Tensor:  # uint8 -> (count,) int64
+    """Undo pack_uints."""
+    if bits == 0:
+        return torch.zeros(count, dtype=torch.int64, device=packed.device)
+    places = torch.arange(bits, device=packed.device)
+    return (unpack_bits(packed, count * bits).view(count, bits).to(torch.int64) << places).sum(dim=1)
+
+
+def rice_unary_bits(gaps: Tensor, parameter: int) -> int:  # (k,) int64
+    """Return the length in bits of the unary part: sum of (gap >> parameter) + 1."""
+    return int((gaps >> parameter).sum()) + gaps.numel()
+
+
+def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:  # (k,) int64 -> uint8, uint8
+    """Golomb-Rice code of non-negative gaps in two streams that can be written and read in parallel.
+
+    The first holds the ``parameter`` low bits of every gap, packed; the second holds every quotient q in unary, q zeros
+    and a one.
+    """
+    low = pack_uints(gaps & ((1 << parameter) - 1), parameter)
+    ones = torch.cumsum((gaps >> parameter) + 1, dim=0) - 1  # (k,) position of the one that ends each quotient
+    length = int(ones[-1]) + 1 if gaps.numel() else 0
+    unary = torch.zeros(length, dtype=torch.bool, device=gaps.device)
+    unary[ones] = True
+    return low, pack_bits(unary)
+
+
+def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tensor | None:  # -> (count,) int64
+    """Undo rice_encode; None when the unary stream does not hold exactly ``count`` ones."""
+    ones = torch.nonzero(unpack_bits(unary, unary.numel() * 8)).flatten()
+    if ones.numel() != count:
+        return None
+    before = torch.nn.functional.pad(ones[:-1], (1, 0), value=-1) if count else ones
+    return ((ones - before - 1) << parameter) | unpack_uints(low, count, parameter)

@@ -1,0 +1,117 @@
+"""Where each parameter's gradient lies inside the flat vector of one exchange."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One parameter inside a flat vector.
+
+    ``ordinal`` is the parameter's place in ``model.named_parameters()``: the same on every rank, whatever the buckets.
+    ``start`` is its first element in the flat vector. ``coded`` says that it goes through the compressor; the others
+    form the tail of the vector and travel dense inside the same frame.
+    """
+
+    name: str
+    ordinal: int
+    numel: int
+    start: int
+    coded: bool
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.start + self.numel)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The segments of one exchange: the coded ones first, then the dense tail, each in the order they were given."""
+
+    segments: tuple[Segment, ...]
+
+    def __hash__(self) -> int:  # layouts are dictionary keys on the hot path
+        return self.fingerprint
+
+    @classmethod
+    def of(cls, entries: Sequence[tuple[str, int, int, bool]]) -> Layout:
+        """Build a layout from (name, ordinal, numel, coded) rows."""
+        segments, start = [], 0
+        for name, ordinal, numel, coded in sorted(entries, key=lambda entry: not entry[3]):
+            segments.append(Segment(name, ordinal, numel, start, coded))
+            start += numel
+        return cls(tuple(segments))
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(segment.numel for segment in self.segments)
+
+    @cached_property
+    def coded(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if segment.coded)
+
+    @cached_property
+    def coded_numel(self) -> int:
+        return sum(segment.numel for segment in self.coded)
+
+    @property
+    def tail_numel(self) -> int:
+        return self.numel - self.coded_numel
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """32 bits that differ when two ranks exchange different things; travels in every frame."""
+        text = ";".join(f"{s.name}:{s.numel}:{int(s.coded)}" for s in self.segments)
+        return zlib.crc32(text.encode())
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """What one optimizer group says about a parameter at one step."""
+
+    lr: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    maximize: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Everything that one exchange needs to know besides the gradient itself.
+
+    ``hypers`` and ``weights`` run parallel to ``layout.segments``; ``weights`` are the parameters, read by methods that
+    move weight decay in front of the compression.
+    """
+
+    layout: Layout
+    step: int
+    hypers: tuple[Hyper, ...]
+    weights: tuple[Tensor, ...] = ()
+
+    def runs(self) -> Iterator[tuple[slice, Hyper]]:
+        """Yield the longest stretches of the flat vector whose parameters share their hyper-parameters."""
+        start, stop, current = 0, 0, None
+        for segment, hyper in zip(self.layout.segments, self.hypers, strict=True):
+            if hyper != current:
+                if current is not None and stop > start:
+                    yield slice(start, stop), current
+                start, current = segment.start, hyper
+            stop = segment.start + segment.numel
+        if current is not None and stop > start:
+            yield slice(start, stop), current
+
+    def add_weight_decay(self, grad: Tensor) -> None:  # (n,) float32, changed in place
+        """grad += weight_decay * w, as torch.optim.SGD does it (with the sign that ``maximize`` asks for)."""
+        for segment, hyper, weight in zip(self.layout.segments, self.hypers, self.weights, strict=True):
+            if hyper.weight_decay:
+                # SGD negates the gradient of a maximised objective after this, so the decay is negated before.
+                decay = -hyper.weight_decay if hyper.maximize else hyper.weight_decay
+                grad[segment.span].add_(weight.detach().reshape(-1).to(torch.float32), alpha=decay)

@@ -1,0 +1,256 @@
+"""What is not sent now is kept: error feedback, momentum correction, and the step-size-rescaled error.
+
+State belongs to parameters, by name. For speed it lies in flat vectors, one a layout, and the named tensors are views
+of them; when DDP rebuilds its buckets the next layout takes the named state over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.layout import Layout, Segment, Turn
+from thinwire.payloads import Accepted
+
+
+class NamedState:
+    """Vectors by (kind, parameter name), handed out as one flat vector a layout."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
+        self.named: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
+        self._flat: dict[tuple[str, Layout], Tensor] = {}
+
+    def flat(self, kind: str, layout: Layout, device: torch.device) -> Tensor:  # -> (n,) float32
+        """Return the state of a layout's parameters as one vector; changes to it are changes of the state."""
+        key = (kind, layout)
+        flat = self._flat.get(key)
+        if flat is None:
+            flat = torch.zeros(layout.numel, dtype=torch.float32, device=device)
+            names = {segment.name for segment in layout.segments}
+            self._flat = {
+                k: v for k, v in self._flat.items() if k[0] != kind or names.isdisjoint(s.name for s in k[1].segments)
+            }
+            for segment in layout.segments:
+                view = flat[segment.span]
+                earlier = self.named[kind].get(segment.name)
+                if earlier is not None:
+                    view.copy_(earlier)
+                self.named[kind][segment.name] = view
+            self._flat[key] = flat
+        return flat
+
+    def square_sum(self, kind: str) -> float:
+        return sum(float(tensor.double().square().sum()) for tensor in self.named[kind].values())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {kind: {name: t.clone() for name, t in self.named[kind].items()} for kind in self.kinds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._flat.clear()
+        self.named = {
+            kind: {name: t.detach().to(torch.float32).clone() for name, t in state.get(kind, {}).items()}
+            for kind in self.kinds
+        }
+
+
+class NoMemory:
+    """Nothing is kept: for methods whose error is meant to average out (TernGrad)."""
+
+    state = NamedState()
+
+    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
+        return grad
+
+    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+        return
+
+    def residual_square_sum(self) -> float:
+        return 0.0
+
+    def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        return
+
+
+class _Stateful:
+    """The shared handling of named state."""
+
+    kinds: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.state = NamedState(*self.kinds)
+
+    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
+        raise AssertionError("every memory says how it compensates")
+
+    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+        return
+
+    def residual_square_sum(self) -> float:
+        return self.state.square_sum("residual") if "residual" in self.kinds else 0.0
+
+    def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
+        return dict(self.state.named.get("residual", {}))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state.load_state_dict(state)
+
+
+def apply_momentum(turn: Turn, velocity: Tensor, grad: Tensor) -> None:  # (n,) float32 both, changed in place
+    """velocity = m velocity + grad; grad becomes the velocity, or grad + m velocity for Nesterov: SGD's own update."""
+    for span, hyper in turn.runs():
+        if hyper.momentum:
+            velocity[span].mul_(hyper.momentum).add_(grad[span])
+            if hyper.nesterov:
+                grad[span].add_(velocity[span], alpha=hyper.momentum)
+            else:
+                grad[span].copy_(velocity[span])
+
+
+class Velocity(_Stateful):
+    """Signum: the optimizer's momentum in front of the compression, and no residual.
+
+    u = m u + g; what is sent is u, or g + m u for Nesterov.
+    """
+
+    kinds = ("velocity",)
+
+    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
+        apply_momentum(turn, self.state.flat("velocity", turn.layout, grad.device), grad)
+        return grad
+
+
+class ErrorFeedback(_Stateful):
+    """x = g + e; e = x - accepted (gTop-k Algorithm 4 lines 4-10, gradient dropping Algorithm 1 lines 3-7)."""
+
+    kinds = ("residual",)
+
+    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
+        return self.state.flat("residual", turn.layout, grad.device).add_(grad)
+
+    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+        accepted.subtract_from(x)  # x is the residual itself
+
+
+class MomentumCorrection(_Stateful):
+    """DGC: u = m u + g, v = v + u (Eq. 4), or v = v + m u + g for Nesterov (Eq. 7); v is what should be sent.
+
+    g includes the weight decay. With ``masking`` the velocity of every coordinate that was sent is cleared (section
+    2.3); tensors that travel dense are never masked, because all of their coordinates are always sent and masking
+    would take their momentum away altogether.
+    """
+
+    kinds = ("velocity", "residual")
+
+    def __init__(self, masking: bool) -> None:
+        super().__init__()
+        self.masking = masking
+
+    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
+        turn.add_weight_decay(grad)
+        velocity = self.state.flat("velocity", turn.layout, grad.device)
+        residual = self.state.flat("residual", turn.layout, grad.device)
+        for span, hyper in turn.runs():
+            velocity[span].mul_(hyper.momentum).add_(grad[span])
+            if hyper.nesterov:
+                residual[span].add_(grad[span]).add_(velocity[span], alpha=hyper.momentum)
+            else:
+                residual[span].add_(velocity[span])
+        return residual
+
+    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+        accepted.subtract_from(x)
+        if self.masking and accepted.sent is not None:
+            self.state.flat("velocity", turn.layout, x.device)[accepted.sent] = 0.0
+
+
+class RateRatio:
+    """eta_{t-1} / eta_t of every parameter: an error is stored in units of the step size that it missed.
+
+    A learning rate of zero applies nothing, so the error keeps the units of the last rate that was not zero.
+    """
+
+    def __init__(self) -> None:
+        self.rates: dict[str, float] = {}
+
+    def rescale(self, name: str, rate: float) -> float:
+        """Return the ratio of the stored rate and ``rate``, 1 where one of them is zero."""
+        previous = self.rates.get(name, 0.0)
+        return previous / rate if previous and rate else 1.0
+
+    def advance(self, turn: Turn) -> Iterator[tuple[Segment, float]]:
+        """Yield every segment with its ratio, and remember the current rates."""
+        for segment, hyper in zip(turn.layout.segments, turn.hypers, strict=True):
+            yield segment, self.rescale(segment.name, hyper.lr)
+            if hyper.lr:
+                self.rates[segment.name] = hyper.lr
+
+
+class RescaledError(_Stateful):
+    """dist-EF-blockSGDM, Algorithm 4 on the worker: m = mu m + g; p = q + (eta_{t-1} / eta_t) e; e = p - Delta.
+
+    q is mu m + g with Nesterov momentum (the paper's), m with plain momentum, g without. g includes the weight decay
+    when ``momentum_moved``: momentum and weight decay are then taken from the user's SGD; otherwise the optimizer
+    keeps both.
+    """
+
+    kinds = ("velocity", "residual")
+
+    def __init__(self, momentum_moved: bool) -> None:
+        super().__init__()
+        self.momentum_moved = momentum_moved
+        self.ratio = RateRatio()
+
+    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
+        if self.momentum_moved:
+            turn.add_weight_decay(grad)
+            apply_momentum(turn, self.state.flat("velocity", turn.layout, grad.device), grad)
+        residual = self.state.flat("residual", turn.layout, grad.device)
+        for segment, ratio in self.ratio.advance(turn):
+            residual[segment.span].mul_(ratio)
+        return residual.add_(grad)
+
+    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+        accepted.subtract_from(x)
+
+    def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
+        return {name: e * self.ratio.rescale(name, rates[name]) for name, e in super().leftover(rates).items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "rates": dict(self.ratio.rates)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.ratio.rates = dict(state.get("rates", {}))
+
+
+class LocalClipping:
+    """A policy around a memory: DGC clips a worker's whole gradient at clip_norm / sqrt(N) before accumulating it."""
+
+    def __init__(self, inner: Any, clip_norm: float, ranks: int) -> None:
+        self.inner = inner
+        self.state = inner.state
+        self.threshold = clip_norm / ranks**0.5
+        self.retain = inner.retain
+        self.residual_square_sum = inner.residual_square_sum
+        self.leftover = inner.leftover
+        self.state_dict = inner.state_dict
+        self.load_state_dict = inner.load_state_dict
+
+    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(grad)
+        grad.mul_((self.threshold / (norm + 1e-6)).clamp(max=1.0))
+        x: Tensor = self.inner.compensate(turn, grad)
+        return x

@@ -1,0 +1,416 @@
+"""The methods: frozen, validated descriptions that are assembled from the engine's parts.
+
+Every option is keyword-only and checked when the object is made; ``parse_method`` reads the same from one string.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+import torch
+
+from thinwire.codecs import SparseCodec
+from thinwire.codecs.indices import INDEX_CODES
+from thinwire.codecs.values import VALUE_CODES
+from thinwire.collectives import AllGather, BlockSignServer, GlobalTopK, TernaryServer, VoteServer
+from thinwire.compressors import BlockSigns, Sign, Ternarize, TopK
+from thinwire.exchange import DenseMean, Exchange, NoopMean
+from thinwire.local import LOCAL_MODES
+from thinwire.memory import ErrorFeedback, LocalClipping, MomentumCorrection, NoMemory, RescaledError, Velocity
+from thinwire.protocols import Aggregator, Memory
+from thinwire.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup, Schedule
+from thinwire.transport import Net
+
+Warmup = Schedule | int | None
+
+
+def _require(ok: bool, sentence: str) -> None:
+    if not ok:
+        raise ValueError(sentence)
+
+
+def _one_of(method: Any, option: str, known: tuple[Any, ...]) -> None:
+    value = getattr(method, option)
+    _require(value in known, f"{method.name}: {option} must be one of {', '.join(map(repr, known))}, not {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _check_bool(method: Any, *options: str) -> None:
+    for option in options:
+        value = getattr(method, option)
+        _require(isinstance(value, bool), f"{method.name}: {option} must be True or False, not {value!r}")
+
+
+def _check_density(method: Any) -> None:
+    value = method.density
+    _require(
+        _is_number(value) and 0 < value <= 1,
+        f"{method.name}: density is the share of elements that is sent and must lie in (0, 1], not {value!r}",
+    )
+    warmup = method.warmup
+    _require(
+        warmup is None or _is_count(warmup, 1) or hasattr(warmup, "density"),
+        f"{method.name}: warmup must be None, a number of steps of at least 1 or a schedule, not {warmup!r}",
+    )
+
+
+def _check_exclude(method: Any) -> None:
+    patterns = method.exclude
+    if isinstance(patterns, str):
+        object.__setattr__(method, "exclude", (patterns,))
+    else:
+        ok = isinstance(patterns, (list, tuple)) and all(isinstance(pattern, str) for pattern in patterns)
+        _require(ok, f"{method.name}: exclude must be a list of parameter name patterns, not {patterns!r}")
+        object.__setattr__(method, "exclude", tuple(patterns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What all methods have. ``name`` is the one used in method strings.
+
+    ``takes_momentum`` and ``takes_weight_decay`` say whether they are applied in front of the compression instead of
+    by the optimizer; ``sync_every`` is the number of optimizer steps between parameter averagings, or None.
+    """
+
+    name: ClassVar[str] = ""
+
+    def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
+        return False
+
+    def takes_weight_decay(self, optimizer_is_sgd: bool) -> bool:
+        return self.takes_momentum(optimizer_is_sgd)
+
+    @property
+    def averaging_interval(self) -> int | None:
+        return None
+
+    def is_coded(self, name: str, shape: torch.Size) -> bool:
+        """Whether a parameter goes through the compressor; the others travel dense in the same frame."""
+        return not any(fnmatchcase(name, pattern) for pattern in getattr(self, "exclude", ()))
+
+    def check_exclude(self, names: list[str]) -> None:
+        """Raise when an excluded pattern matches no parameter."""
+        for pattern in getattr(self, "exclude", ()):
+            if not any(fnmatchcase(name, pattern) for name in names):
+                near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+                raise ValueError(
+                    f"{self.name}: exclude pattern {pattern!r} matches no parameter; "
+                    f"there are for example {', '.join(near)}"
+                )
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        raise AssertionError("every method assembles its own parts")
+
+    def __str__(self) -> str:
+        given = [
+            f"{f.name}={_spell(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default
+        ]
+        return self.name + (":" + ",".join(given) if given else "")
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "+".join(value)
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _dense_by_size(method: Any, name: str, shape: torch.Size) -> bool:
+    below: int = method.dense_below
+    return below > 0 and (len(shape) <= 1 or shape.numel() < below)
+
+
+def _schedule(warmup: Warmup, paper: type) -> Schedule | None:
+    return paper(warmup) if isinstance(warmup, int) else warmup
+
+
+def _momentum_memory(momentum_correction: bool, masking: bool) -> MomentumCorrection | ErrorFeedback:
+    return MomentumCorrection(masking) if momentum_correction else ErrorFeedback()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DGC(Method):
+    """Deep Gradient Compression: top-k of every tensor, momentum correction, factor masking, local clipping, warm-up.
+
+    Tensors of fewer than ``dense_below`` elements, and one-dimensional ones, travel dense in the same frame; 0
+    compresses everything. ``warmup`` as a number is the length in steps of the paper's 25 %, 6.25 %, ... ramp.
+    """
+
+    name: ClassVar[str] = "dgc"
+    density: float = 0.001
+    selection: str = "exact"
+    momentum_correction: bool = True
+    factor_masking: bool = True
+    clip_norm: float | None = None
+    warmup: Warmup = None
+    values: str = "fp32"
+    indices: str = "rice"
+    dense_below: int = 1024
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_density(self)
+        _one_of(self, "selection", ("exact", "sampled"))
+        _one_of(self, "values", tuple(VALUE_CODES))
+        _one_of(self, "indices", tuple(INDEX_CODES))
+        _check_bool(self, "momentum_correction", "factor_masking")
+        clip = self.clip_norm
+        _require(
+            clip is None or (_is_number(clip) and clip > 0), f"dgc: clip_norm must be None or above 0, not {clip!r}"
+        )
+        _require(
+            _is_count(self.dense_below, 0), f"dgc: dense_below must be a number of elements, not {self.dense_below!r}"
+        )
+        _check_exclude(self)
+
+    def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
+        return self.momentum_correction
+
+    def is_coded(self, name: str, shape: torch.Size) -> bool:
+        return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        memory: Memory = _momentum_memory(self.momentum_correction, self.factor_masking)
+        if self.clip_norm is not None:
+            memory = LocalClipping(memory, self.clip_norm, net.size)
+        warmup = _schedule(self.warmup, ExponentialWarmup)
+        compressor = TopK(self.density, warmup, sampled=self.selection == "sampled")
+        # Clipping needs the norm of the whole gradient, so it waits for the last bucket.
+        whole = self.clip_norm is not None
+        return Exchange(memory, compressor, AllGather(SparseCodec(self.values, self.indices)), net, whole_model=whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GTopK(Method):
+    """Global top-k: only the k largest sums over all ranks are applied, in O(k log P) bytes."""
+
+    name: ClassVar[str] = "gtopk"
+    density: float = 0.001
+    warmup: Warmup = None
+    momentum_correction: bool = False
+    values: str = "fp32"
+    indices: str = "rice"
+    dense_below: int = 0
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_density(self)
+        _one_of(self, "values", tuple(VALUE_CODES))
+        _one_of(self, "indices", tuple(INDEX_CODES))
+        _check_bool(self, "momentum_correction")
+        _require(
+            _is_count(self.dense_below, 0), f"gtopk: dense_below must be a number of elements, not {self.dense_below!r}"
+        )
+        _check_exclude(self)
+
+    def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
+        return self.momentum_correction
+
+    def is_coded(self, name: str, shape: torch.Size) -> bool:
+        return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        memory = _momentum_memory(self.momentum_correction, masking=False)
+        compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), per_tensor=False)
+        return Exchange(memory, compressor, GlobalTopK(SparseCodec(self.values, self.indices)), net, whole_model=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TernGrad(Method):
+    """TernGrad: stochastic ternary gradients, works with every optimizer; excluded tensors (the last layer) stay
+    float."""
+
+    name: ClassVar[str] = "terngrad"
+    clip_sigma: float | None = 2.5
+    share_scaler: bool = True
+    exclude: tuple[str, ...] = ()
+    topology: str = "sharded"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        clip = self.clip_sigma
+        ok = clip is None or (_is_number(clip) and clip > 0)
+        _require(ok, f"terngrad: clip_sigma must be None or above 0, not {clip!r}")
+        _check_bool(self, "share_scaler")
+        _one_of(self, "topology", ("sharded", "server"))
+        _require(_is_count(self.seed, 0), f"terngrad: seed must be a whole number of at least 0, not {self.seed!r}")
+        _check_exclude(self)
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        compressor = Ternarize(self.clip_sigma, self.share_scaler, self.seed)
+        return Exchange(NoMemory(), compressor, TernaryServer(self.topology, self.share_scaler), net)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSign(Method):
+    """dist-EF-blockSGDM: one bit an element each way, error feedback on worker and server.
+
+    With torch.optim.SGD its momentum, Nesterov and weight decay act in front of the compression (Algorithm 4); any
+    other optimizer keeps its own and gets the error-compensated gradient (Algorithm 3).
+    """
+
+    name: ClassVar[str] = "blocksign"
+    block: str | int = "tensor"
+    two_way: bool = True
+    topology: str = "sharded"
+
+    def __post_init__(self) -> None:
+        ok = self.block == "tensor" or _is_count(self.block, 1)
+        _require(ok, f'blocksign: block must be "tensor" or a number of elements of at least 1, not {self.block!r}')
+        _check_bool(self, "two_way")
+        _one_of(self, "topology", ("sharded", "server"))
+
+    def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
+        return optimizer_is_sgd
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        block = self.block if isinstance(self.block, int) else None
+        server = BlockSignServer(self.topology, block, self.two_way)
+        return Exchange(RescaledError(optimizer_is_sgd), BlockSigns(block), server, net)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientDropping(Method):
+    """Gradient dropping, alone or combined with local gradients ("sum", "partial", "error").
+
+    With a local mode the replicas drift apart and are averaged every ``sync_every`` optimizer steps.
+    """
+
+    name: ClassVar[str] = "dropping"
+    density: float = 0.01
+    local: str | None = None
+    sync_every: int = 500
+    warmup: Warmup = None
+    momentum_correction: bool = False
+
+    def __post_init__(self) -> None:
+        _check_density(self)
+        _one_of(self, "local", (None, *LOCAL_MODES))
+        _require(
+            _is_count(self.sync_every, 1), f"dropping: sync_every must be a number of steps, not {self.sync_every!r}"
+        )
+        _check_bool(self, "momentum_correction")
+        _require(
+            not (self.local and self.momentum_correction),
+            "dropping: local gradients and momentum_correction do not go together; choose one",
+        )
+
+    def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
+        return self.momentum_correction
+
+    @property
+    def averaging_interval(self) -> int | None:
+        return self.sync_every if self.local else None
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        memory = _momentum_memory(self.momentum_correction, masking=False)
+        compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False)
+        return Exchange(memory, compressor, AllGather(SparseCodec()), net, whole_model=True, local=self.local)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignSGD(Method):
+    """signSGD with majority vote; with the momentum of torch.optim.SGD it is Signum. Updates are +-1 times the rate."""
+
+    name: ClassVar[str] = "signsgd"
+
+    def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
+        return optimizer_is_sgd
+
+    def takes_weight_decay(self, optimizer_is_sgd: bool) -> bool:
+        return False  # Signum decays the weights beside the vote, which is what the optimizer then does
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        memory = Velocity() if optimizer_is_sgd else NoMemory()
+        return Exchange(memory, Sign(), VoteServer("sharded"), net)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense(Method):
+    """No compression: the plain mean, with fp32 or 16 bits on the wire."""
+
+    name: ClassVar[str] = "dense"
+    dtype: str = "fp32"
+    _types: ClassVar[dict[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+    def __post_init__(self) -> None:
+        _one_of(self, "dtype", tuple(self._types))
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        return DenseMean(net, self._types[self.dtype])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noop(Method):
+    """No communication at all: how fast would it be with a free network? Replicas drift apart; for measuring only."""
+
+    name: ClassVar[str] = "noop"
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        return NoopMean(net)
+
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (DGC, GTopK, TernGrad, BlockSign, GradientDropping, SignSGD, Dense, Noop)
+}
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _read_value(text: str, annotation: Any) -> Any:
+    """Read an option's value by its declared type; what cannot be read stays text and is refused by the method."""
+    kinds = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) else {annotation}
+    if text.lower() in ("none", "null") and type(None) in kinds:
+        return None
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if any(typing.get_origin(kind) is tuple for kind in kinds):
+        return tuple(text.split("+"))
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return text
+
+
+def parse_method(spec: str) -> Method:
+    """Return the method that a string such as ``dgc:density=0.001,values=int8`` describes.
+
+    Several patterns of one option are joined with ``+``. Anything unknown is a ValueError that names what is known.
+    """
+    name, _, rest = spec.strip().partition(":")
+    name = name.strip().lower()
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}{_nearest(name, list(METHODS))}; known methods: {', '.join(METHODS)}")
+    hints = typing.get_type_hints(METHODS[name])
+    options = [f.name for f in fields(METHODS[name])]
+    given: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        option, equals, text = (piece.strip() for piece in item.partition("="))
+        if not equals:
+            raise ValueError(f"method {name!r}: {item!r} is not of the form option=value")
+        if option not in options:
+            known = ", ".join(options) or "none"
+            raise ValueError(
+                f"method {name!r} has no option {option!r}{_nearest(option, options)}; known options: {known}"
+            )
+        if option in given:
+            raise ValueError(f"method {name!r}: option {option!r} is given twice")
+        given[option] = _read_value(text, hints[option])
+    return METHODS[name](**given)

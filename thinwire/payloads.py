@@ -1,0 +1,95 @@
+"""What a compressor chooses to send: frozen, typed, one class a form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels import Runs, block_expand
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Some elements of a vector of ``numel``: indices rising, no index twice.
+
+    ``capacity`` is the most entries that any rank's payload of this exchange can have; all ranks know it, so all know
+    how long every frame is.
+    """
+
+    indices: Tensor  # (k,) int64
+    values: Tensor  # (k,) float32
+    numel: int
+    capacity: int
+
+    def add_to(self, out: Tensor) -> None:  # (numel,) float32
+        out.index_add_(0, self.indices, self.values)
+
+    def subtract_from(self, x: Tensor) -> None:  # (numel,) float32
+        # A plain difference would leave nan where an inf was sent; what was sent exactly is exactly gone.
+        rest = x[self.indices] - self.values
+        x[self.indices] = torch.where(x[self.indices] == self.values, torch.zeros_like(rest), rest)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """One bit an element and one scale a block: value = -scale where ``negative``, +scale elsewhere."""
+
+    negative: Tensor  # (n,) bool
+    scales: Tensor  # (B,) float32
+    blocks: Runs
+
+    def values(self) -> Tensor:  # (n,) float32
+        magnitude = block_expand(self.scales, self.blocks)
+        return torch.where(self.negative, -magnitude, magnitude)
+
+    def add_to(self, out: Tensor) -> None:
+        out.add_(self.values())
+
+    def subtract_from(self, x: Tensor) -> None:
+        x.sub_(self.values())
+
+
+@dataclass(frozen=True)
+class Ternary:
+    """-1, 0 or 1 an element and one scale a tensor: value = scale * trit."""
+
+    trits: Tensor  # (n,) int8
+    scales: Tensor  # (T,) float32
+    blocks: Runs
+
+    def values(self) -> Tensor:  # (n,) float32
+        return block_expand(self.scales, self.blocks) * self.trits
+
+    def add_to(self, out: Tensor) -> None:
+        out.add_(self.values())
+
+    def subtract_from(self, x: Tensor) -> None:
+        x.sub_(self.values())
+
+
+Payload = Sparse | Signs | Ternary
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What the group really used of one rank's contribution: the coded part, and the whole dense tail or nothing."""
+
+    coded: Payload
+    tail: Tensor  # (t,) float32
+    sent: Tensor | None = None  # (k,) int64, the coordinates of the coded part that left, where that is sparse
+
+    def subtract_from(self, x: Tensor) -> None:  # (coded + t,) float32
+        """x -= accepted, in place."""
+        boundary = x.numel() - self.tail.numel()
+        self.coded.subtract_from(x[:boundary])
+        x[boundary:].sub_(self.tail)
+
+    def dense(self, numel: int) -> Tensor:  # -> (numel,) float32
+        """The accepted contribution as a full vector."""
+        out = torch.zeros(numel, dtype=torch.float32, device=self.tail.device)
+        boundary = numel - self.tail.numel()
+        self.coded.add_to(out[:boundary])
+        out[boundary:] = self.tail
+        return out

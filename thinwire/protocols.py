@@ -1,0 +1,103 @@
+"""The contracts of the engine's parts. Every registered part is tested against these docstrings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from thinwire.layout import Turn
+from thinwire.payloads import Accepted, Payload
+from thinwire.transport import Net
+
+
+Chosen = TypeVar("Chosen", bound=Payload, covariant=True)
+Taken = TypeVar("Taken", bound=Payload, contravariant=True)
+
+
+class Memory(Protocol):
+    """Turns a gradient into what should be sent now, and keeps what was not.
+
+    ``compensate`` may change ``grad`` and may return a tensor that aliases its own state; ``retain`` gets that same
+    tensor back. Over any run, the sum of everything accepted plus the residual equals the sum of everything that
+    ``compensate`` produced from gradients (conservation). State is kept by parameter name.
+    """
+
+    def compensate(self, turn: Turn, grad: Tensor) -> Tensor: ...  # (n,) float32 -> (n,) float32
+
+    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None: ...
+
+    def residual_square_sum(self) -> float: ...
+
+    def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
+        """Return the residuals by parameter name, in units of the learning rates ``rates``."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Compressor(Protocol[Chosen]):
+    """Chooses what to send of a vector; pure, and never communicates.
+
+    ``measure`` returns one number a coded tensor that all ranks must agree on before compressing (the largest wins), or
+    None when there is nothing to agree on; ``compress`` gets the agreed numbers. ``x`` is the coded part of the flat
+    vector and must not be changed. The same inputs give the same payload, bit for bit.
+    """
+
+    def measure(self, turn: Turn, x: Tensor) -> Tensor | None: ...  # (c,) float32 -> (T,) float32
+
+    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int) -> Chosen: ...
+
+
+class Collective(Protocol[Taken]):
+    """Forms the group's mean of all ranks' payloads and dense tails.
+
+    Returns the mean, bit-equal on every rank, and what the group ACCEPTED of this rank's contribution: the memory keeps
+    the rest. This is the only place where anything is divided by the number of ranks.
+    """
+
+    def mean(self, turn: Turn, payload: Taken, tail: Tensor, net: Net) -> tuple[Tensor, Accepted]: ...
+
+    def residual_square_sum(self) -> float: ...
+
+    def leftover(self, rates: dict[str, float]) -> Iterable[tuple[str, int, Tensor]]:
+        """Yield what this rank keeps as a server: parameter name, first element, values, in units of the mean."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Clock:
+    """Seconds that this rank spent on its own side of the exchanges."""
+
+    compensating: float = 0.0
+    compressing: float = 0.0
+
+
+class Aggregator(Protocol):
+    """The outside view of a method: gradients in, the group's mean out.
+
+    ``whole_model`` says that it wants every gradient of a step in one call instead of one call a bucket.
+    """
+
+    whole_model: bool
+    clock: Clock
+
+    def mean(self, turn: Turn, grad: Tensor) -> Tensor: ...  # (n,) float32, may be changed -> (n,) float32
+
+    def residual_square_sum(self) -> float: ...
+
+    def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
+        """Return this rank's share of what is kept; the mean over ranks is what the group has not applied."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -1,0 +1,56 @@
+"""What a wire did so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def readable_bytes(count: float) -> str:
+    """1234567 -> '1.23 MB'."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Totals of one rank since it was attached.
+
+    ``frame_bytes`` is what this rank handed to the transport, headers included; ``dense_bytes`` what it would have
+    handed over as fp32; their quotient is ``ratio``, the papers' compression ratio. ``bytes_sent`` and
+    ``bytes_received`` are what crossed this rank's link under the collectives' algorithms, and ``link_ratio``
+    compares that with a ring all-reduce in fp32. ``bytes_inside`` is the traffic inside a machine with a hierarchy.
+    Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps.
+    """
+
+    steps: int
+    world_size: int
+    frame_bytes: int
+    dense_bytes: int
+    bytes_sent: int
+    bytes_received: int
+    bytes_inside: int
+    seconds_compensating: float
+    seconds_compressing: float
+    seconds_communicating: float
+    residual_norm: float
+
+    @property
+    def ratio(self) -> float | None:
+        return self.dense_bytes / self.frame_bytes if self.frame_bytes else None
+
+    @property
+    def link_ratio(self) -> float | None:
+        dense = 2 * (self.world_size - 1) / self.world_size * self.dense_bytes
+        return dense / self.bytes_sent if self.bytes_sent else None
+
+    def __str__(self) -> str:
+        ratio = "nothing sent" if self.ratio is None else f"{self.ratio:.1f}x smaller than fp32"
+        return (
+            f"{self.steps} steps, sent {readable_bytes(self.bytes_sent)}, "
+            f"received {readable_bytes(self.bytes_received)}, {ratio}; "
+            f"{self.seconds_compensating:.2f} s compensating, {self.seconds_compressing:.2f} s compressing, "
+            f"{self.seconds_communicating:.2f} s communicating; residual norm {self.residual_norm:.4g}"
+        )

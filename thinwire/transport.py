@@ -1,0 +1,269 @@
+"""torch.distributed behind a byte-level face, with counters; and ranks as threads for tests.
+
+A ``Net`` moves uint8 frames (and, for the dense methods, float vectors). It knows nothing about what is inside them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Queue
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass
+class Traffic:
+    """Bytes and seconds of one rank.
+
+    ``handed`` counts each buffer once, as it is given to the transport (a rank's own part of an all-to-all stays home
+    and is not counted). ``sent`` and ``received`` count what crosses this rank's link under the collective's algorithm:
+    an all-gather sends a frame to P - 1 others around a ring, an all-reduce moves 2 (P - 1) / P of the buffer.
+    """
+
+    handed: int = 0
+    sent: int = 0
+    received: int = 0
+    seconds: float = 0.0
+
+    def count(self, handed: int, sent: int, received: int) -> None:
+        self.handed += handed
+        self.sent += sent
+        self.received += received
+
+
+class Net(Protocol):
+    """A group of ranks. Every call is a collective that all ranks make in the same order, except send and receive."""
+
+    rank: int
+    size: int
+    traffic: Traffic
+
+    def all_gather(self, frame: Tensor) -> list[Tensor]: ...  # (B,) uint8, the same B everywhere -> P of them
+
+    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+        """Send frames[r] to rank r; nbytes[r] is the known length of what comes from rank r."""
+        ...
+
+    def swap(self, peer: int, frame: Tensor) -> Tensor: ...  # (B,) uint8 <-> the peer's (B,)
+
+    def send(self, peer: int, frame: Tensor) -> None: ...
+
+    def receive(self, peer: int, nbytes: int) -> Tensor: ...
+
+    def broadcast(self, tensor: Tensor, root: int) -> None: ...  # in place
+
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None: ...  # sum (or max) in place
+
+
+class _Counted:
+    """The counting that every kind of net shares."""
+
+    rank: int
+    size: int
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+
+    def _timed(self, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.traffic.seconds += time.perf_counter() - start
+
+    def _count_all_gather(self, nbytes: int) -> None:
+        others = self.size - 1
+        self.traffic.count(nbytes if others else 0, others * nbytes, others * nbytes)
+
+    def _count_all_to_all(self, sent: Sequence[int], received: Sequence[int]) -> None:
+        out = sum(sent) - sent[self.rank]
+        self.traffic.count(out, out, sum(received) - received[self.rank])
+
+    def _count_all_reduce(self, nbytes: int) -> None:
+        on_link = round(2 * (self.size - 1) / self.size * nbytes)
+        self.traffic.count(nbytes if self.size > 1 else 0, on_link, on_link)
+
+    def _count_broadcast(self, nbytes: int, root: int) -> None:
+        if self.rank == root:
+            self.traffic.count(nbytes if self.size > 1 else 0, (self.size - 1) * nbytes, 0)
+        else:
+            self.traffic.count(0, 0, nbytes)
+
+
+def _all_gather_single(output: Tensor, tensor: Tensor, group: dist.ProcessGroup) -> None:
+    # torch 2.13 renamed this collective and warns about the old name; older versions know only that one.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(output, tensor, group=group)
+
+
+class TorchNet(_Counted):
+    """A torch.distributed process group.
+
+    Gloo works on host memory: a frame that was made on a GPU crosses through pinned memory, and arrives on the host.
+    With NCCL everything stays on the device.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        super().__init__()
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.compute_device = device
+        on_device = device.type == "cuda" and "nccl" in dist.get_backend(group)
+        self.device = device if on_device else torch.device("cpu")
+
+    def _to_wire(self, tensor: Tensor) -> Tensor:
+        if tensor.device == self.device:
+            return tensor.contiguous()
+        if self.device.type == "cpu":
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host.copy_(tensor)
+            return host
+        return tensor.to(self.device)
+
+    def all_gather(self, frame: Tensor) -> list[Tensor]:
+        self._count_all_gather(frame.numel())
+        frame = self._to_wire(frame)
+        if self.size == 1:
+            return [frame]
+        out = torch.empty(self.size * frame.numel(), dtype=torch.uint8, device=self.device)
+        self._timed(lambda: _all_gather_single(out, frame, self.group))
+        return list(out.view(self.size, -1))
+
+    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+        sizes = [frame.numel() for frame in frames]
+        self._count_all_to_all(sizes, nbytes)
+        outgoing = self._to_wire(torch.cat(list(frames)))
+        if self.size == 1:
+            return [outgoing]
+        incoming = torch.empty(sum(nbytes), dtype=torch.uint8, device=self.device)
+        self._timed(lambda: dist.all_to_all_single(incoming, outgoing, list(nbytes), sizes, group=self.group))
+        return list(incoming.split(list(nbytes)))
+
+    def _point_to_point(self, *operations: tuple[Callable[..., Any], Tensor, int]) -> None:
+        batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in operations]
+        self._timed(lambda: [work.wait() for work in dist.batch_isend_irecv(batch)])
+
+    def swap(self, peer: int, frame: Tensor) -> Tensor:
+        self.traffic.count(frame.numel(), frame.numel(), frame.numel())
+        frame = self._to_wire(frame)
+        other = torch.empty_like(frame)
+        self._point_to_point((dist.isend, frame, peer), (dist.irecv, other, peer))
+        return other
+
+    def send(self, peer: int, frame: Tensor) -> None:
+        self.traffic.count(frame.numel(), frame.numel(), 0)
+        self._point_to_point((dist.isend, self._to_wire(frame), peer))
+
+    def receive(self, peer: int, nbytes: int) -> Tensor:
+        self.traffic.count(0, 0, nbytes)
+        frame = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        self._point_to_point((dist.irecv, frame, peer))
+        return frame
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        self._count_broadcast(tensor.numel() * tensor.element_size(), root)
+        if self.size == 1:
+            return
+        wire = self._to_wire(tensor)
+        self._timed(lambda: dist.broadcast(wire, group=self.group, group_src=root))
+        if wire is not tensor:
+            tensor.copy_(wire)
+
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
+        self._count_all_reduce(tensor.numel() * tensor.element_size())
+        if self.size == 1:
+            return
+        op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        wire = self._to_wire(tensor)
+        self._timed(lambda: dist.all_reduce(wire, op=op, group=self.group))
+        if wire is not tensor:
+            tensor.copy_(wire)
+
+
+class ThreadWorld:
+    """Shared ground of ranks that are threads of one process: real concurrency, no sockets, any number of ranks."""
+
+    def __init__(self, size: int, timeout_s: float = 60.0) -> None:
+        self.size = size
+        self.timeout_s = timeout_s
+        self._barrier = threading.Barrier(size)
+        self._slots: list[Any] = [None] * size
+        self._mail: dict[tuple[int, int], Queue[Tensor]] = {(a, b): Queue() for a in range(size) for b in range(size)}
+
+    def share(self, rank: int, thing: Any) -> list[Any]:
+        """Every rank puts one thing in and gets everybody's."""
+        self._slots[rank] = thing
+        self._barrier.wait(self.timeout_s)
+        everybody = list(self._slots)
+        self._barrier.wait(self.timeout_s)
+        return everybody
+
+    def run(self, work: Callable[[ThreadNet], Any]) -> list[Any]:
+        """Call work(net) on every rank in a thread of its own; return the results, or raise the first error."""
+        results: list[Any] = [None] * self.size
+        errors: list[BaseException] = []
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = work(ThreadNet(self, rank))
+            except BaseException as error:
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+        return results
+
+
+class ThreadNet(_Counted):
+    """One rank of a ThreadWorld."""
+
+    def __init__(self, world: ThreadWorld, rank: int) -> None:
+        super().__init__()
+        self.world, self.rank, self.size = world, rank, world.size
+
+    def all_gather(self, frame: Tensor) -> list[Tensor]:
+        self._count_all_gather(frame.numel())
+        return [other.clone() for other in self.world.share(self.rank, frame.clone())]
+
+    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+        self._count_all_to_all([frame.numel() for frame in frames], nbytes)
+        everybody = self.world.share(self.rank, [frame.clone() for frame in frames])
+        incoming = [theirs[self.rank] for theirs in everybody]
+        assert [frame.numel() for frame in incoming] == list(nbytes), "all_to_all: a frame has an unexpected length"
+        return incoming
+
+    def swap(self, peer: int, frame: Tensor) -> Tensor:
+        self.send(peer, frame)
+        return self.receive(peer, frame.numel())
+
+    def send(self, peer: int, frame: Tensor) -> None:
+        self.traffic.count(frame.numel(), frame.numel(), 0)
+        self.world._mail[self.rank, peer].put(frame.clone())
+
+    def receive(self, peer: int, nbytes: int) -> Tensor:
+        self.traffic.count(0, 0, nbytes)
+        frame = self.world._mail[peer, self.rank].get(timeout=self.world.timeout_s)
+        assert frame.numel() == nbytes, "receive: a frame has an unexpected length"
+        return frame
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        self._count_broadcast(tensor.numel() * tensor.element_size(), root)
+        tensor.copy_(self.world.share(self.rank, tensor.clone())[root])
+
+    def all_reduce(self, tensor: Tensor, largest: bool = False) -> None:
+        self._count_all_reduce(tensor.numel() * tensor.element_size())
+        everybody = torch.stack(self.world.share(self.rank, tensor.clone()))
+        tensor.copy_(everybody.amax(dim=0) if largest else everybody.sum(dim=0))

@@ -1,0 +1,72 @@
+"""Deep Gradient Compression (Lin et al.): N workers in NumPy. Equation and line numbers are the paper's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oracles.optimizers import SGD
+from oracles.problem import Params, Problem
+from oracles.selection import copy, excluded, exponential, kept, top_k
+
+
+def clip(g: Params, threshold: float) -> Params:
+    """2.2, Local Gradient Clipping, with the rule of torch.nn.utils.clip_grad_norm_."""
+    norm = np.sqrt(sum((x * x).sum() for x in g.values()))
+    factor = min(1.0, threshold / (norm + 1e-6))
+    return {name: factor * x for name, x in g.items()}
+
+
+def simulate(
+    problem: Problem,
+    N: int,
+    steps: int,
+    sgd: SGD,
+    *,
+    density: float,
+    momentum_correction: bool = True,
+    factor_masking: bool = True,
+    clip_norm: float | None = None,
+    warmup: int | None = None,
+    dense_below: int = 0,
+    exclude: tuple[str, ...] = (),
+) -> list[Params]:
+    """Parameters after each step; all workers hold the same ones."""
+    w = problem.initial()
+    u = [{name: np.zeros_like(x) for name, x in w.items()} for _ in range(N)]  # Alg. 3 line 1
+    v = [{name: np.zeros_like(x) for name, x in w.items()} for _ in range(N)]
+    # u and v as in Eq. 4 and 7; Algorithms 3 and 4 swap the letters
+    after = sgd.start()  # Alg. 1 line 15, when momentum is not corrected
+    trajectory = []
+    for t in range(steps):
+        m = sgd.momentum_at(t)
+        total = {name: np.zeros_like(x) for name, x in w.items()}
+        for r in range(N):
+            g = problem.gradient(w, r, t)  # Alg. 3 lines 3-7
+            if clip_norm is not None:
+                g = clip(g, clip_norm * N**-0.5)  # "we scale the threshold by N^-1/2", before accumulation
+            for name in w:
+                if momentum_correction:
+                    d = g[name] + sgd.weight_decay_of(name) * w[name]
+                    u[r][name] = m * u[r][name] + d  # Eq. 4 and Eq. 7, first term
+                    v[r][name] += m * u[r][name] + d if sgd.nesterov else u[r][name]  # second term
+                else:
+                    v[r][name] += g[name]  # Eq. 6, first term (Alg. 1 lines 3-7)
+                uf, vf, sum_f = (x.reshape(-1) for x in (u[r][name], v[r][name], total[name]))  # flat views
+                small = dense_below > 0 and (w[name].ndim < 2 or w[name].size < dense_below)
+                if small or excluded(name, exclude):
+                    sum_f += vf  # travels dense: all of v, never masked
+                    vf[:] = 0
+                else:
+                    sent = top_k(vf, kept(exponential(t, density, warmup), vf.size))  # Alg. 3 lines 12-13
+                    sum_f[sent] += vf[sent]  # Alg. 3 lines 14 and 17
+                    vf[sent] = 0  # Alg. 3 line 15
+                    if factor_masking:
+                        uf[sent] = 0  # 2.3, Momentum Factor Masking
+        mean = {name: x / N for name, x in total.items()}
+        if momentum_correction:
+            for name in w:
+                w[name] -= sgd.lr_at(t, name) * mean[name]  # third term of Eq. 4 / Eq. 7
+        else:
+            after(w, mean, t)  # Eq. 6: momentum and weight decay behind the aggregation
+        trajectory.append(copy(w))
+    return trajectory

@@ -1,0 +1,53 @@
+"""What the sparse methods share: k, the top-k rule, left-out names, the model as one vector, warm-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from oracles.problem import Params
+
+
+def kept(density: float, numel: int) -> int:
+    """k of a scope of numel elements; Python's round, so halves go to the even side."""
+    return max(1, round(density * numel))
+
+
+def top_k(x: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the k largest |x| of a vector; of equal ones the lower index wins (a stable sort)."""
+    return np.argsort(-np.abs(x), kind="stable")[:k]
+
+
+def excluded(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def flatten(tensors: Params, names: list[str]) -> np.ndarray:
+    """The named tensors, row-major, one behind the other."""
+    return np.concatenate([tensors[name].ravel() for name in names])
+
+
+def unflatten(vector: np.ndarray, like: Params, names: list[str]) -> Params:
+    parts = np.split(vector, np.cumsum([like[name].size for name in names])[:-1])
+    return {name: part.reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def copy(w: Params) -> Params:
+    return {name: value.copy() for name, value in w.items()}
+
+
+def exponential(t: int, final: float, length: int | None) -> float:
+    """DGC 2.3: 25 %, 6.25 %, 1.5625 %, 0.4 % in four equal stages, then the final density."""
+    return max(final, 0.25 ** (4 * t // length + 1)) if length and t < length else final
+
+
+def listed(t: int, final: float, length: int | None) -> float:
+    """gTop-k IV: the densities [0.25, 0.0725, 0.015, 0.004] in four equal stages, never below the final one."""
+    return max(final, (0.25, 0.0725, 0.015, 0.004)[4 * t // length]) if length and t < length else final
+
+
+def drop_ratio(t: int, final: float, length: int | None) -> float:
+    """Local gradients 5.1: R_t = R^max(1, T/t) is dropped, counting steps from 1, so 1 - R_t is kept."""
+    return 1 - (1 - final) ** max(1.0, length / (t + 1)) if length else final

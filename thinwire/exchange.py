@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -10,10 +11,9 @@ from torch import Tensor
 
 from thinwire.layout import Turn
 from thinwire.local import combine
-from thinwire.payloads import Payload
+from thinwire.payloads import DenseResult, Payload, Result
 from thinwire.protocols import Clock, Collective, Compressor, Memory
 from thinwire.transport import Net
-
 
 P = TypeVar("P", bound=Payload)
 
@@ -36,22 +36,30 @@ class Exchange(Generic[P]):
         self.clock = Clock()
 
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:  # (n,) float32 -> (n,) float32
+        return self._exchange(turn, turn.layout.split(grad)).flat(turn.layout)
+
+    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+        self._exchange(turn, parts).write(turn.layout, parts)
+
+    def _exchange(self, turn: Turn, parts: Sequence[Tensor]) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         coded = turn.layout.coded_numel
-        x = self.memory.compensate(turn, grad)  # (n,) what should be sent now
+        scout = self.compressor.scout(turn)
+        x = self.memory.compensate(turn, parts, scout)  # (n,) what should be sent now
         compensated = time.perf_counter()
         agreed = self.compressor.measure(turn, x[:coded])  # (T,) what all ranks must agree on first
         if agreed is not None:
             self.net.all_reduce(agreed, largest=True)
-        payload = self.compressor.compress(turn, x[:coded], agreed, self.net.rank)  # what we choose to send
-        mean, accepted = self.collective.mean(turn, payload, x[coded:], self.net)  # what the group really used
+        payload = self.compressor.compress(turn, x[:coded], agreed, self.net.rank, scout)  # what we choose to send
+        result, accepted = self.collective.mean(turn, payload, x[coded:], self.net)  # what the group really used
         exchanged = time.perf_counter()
         self.memory.retain(turn, x, accepted)  # keep the rest: nothing is ever lost
         if self.local is not None:
-            mean = combine(self.local, mean, grad, x, accepted, self.net.size)
+            grad = torch.cat(list(parts))
+            result = DenseResult(combine(self.local, result.flat(turn.layout), grad, x, accepted, self.net.size))
         self.clock.compensating += compensated - start + time.perf_counter() - exchanged
         self.clock.compressing += exchanged - compensated - (self.net.traffic.seconds - on_wire)
-        return mean
+        return result
 
     def residual_square_sum(self) -> float:
         return self.memory.residual_square_sum() + self.collective.residual_square_sum()
@@ -102,6 +110,26 @@ class NoopMean(_Stateless):
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:
         return grad
 
+    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+        return
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor | None:  # -> (n,)
+    """One vector over the same memory where the parts, in any order, fill a stretch of one buffer; else None."""
+    order = sorted(parts, key=lambda part: part.storage_offset())
+    start, stop = order[0].storage_offset(), order[0].storage_offset()
+    for part in order:
+        same = part.untyped_storage().data_ptr() == order[0].untyped_storage().data_ptr()
+        if not same or part.storage_offset() != stop or not part.is_contiguous():
+            return None
+        stop += part.numel()
+    return torch.as_strided(order[0], (stop - start,), (1,), start)
+
+
+def reduce_flat(aggregator: Any, turn: Turn, parts: Sequence[Tensor]) -> None:
+    """``reduce`` by way of ``mean``."""
+    DenseResult(aggregator.mean(turn, torch.cat(list(parts)))).write(turn.layout, parts)
+
 
 class DenseMean(_Stateless):
     """The plain all-reduce, in fp32 or with 16 bits on the wire.
@@ -113,6 +141,15 @@ class DenseMean(_Stateless):
     def __init__(self, net: Net, dtype: torch.dtype) -> None:
         super().__init__(net)
         self.dtype = dtype
+
+    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+        # The mean of each element needs no order: a whole bucket is averaged where it lies.
+        buffer = joined(parts)
+        if buffer is None:
+            return reduce_flat(self, turn, parts)
+        mean = self.mean(turn, buffer)
+        if mean is not buffer:
+            buffer.copy_(mean)
 
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:
         if self.dtype == torch.float32:

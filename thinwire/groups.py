@@ -30,7 +30,10 @@ def own_net(parent: TorchNet, members: Sequence[int] | None = None) -> TorchNet:
     """
     world = dist.get_process_group_ranks(parent.group)
     ranks = world if members is None else [world[member] for member in members]
-    options: dict[str, Any] = {"backend": dist.get_backend(parent.group), "timeout": _timeout_of(parent.group, parent.device)}
+    options: dict[str, Any] = {
+        "backend": dist.get_backend(parent.group),
+        "timeout": _timeout_of(parent.group, parent.device),
+    }
     if len(world) == dist.get_world_size():
         return TorchNet(dist.new_group(ranks, **options), parent.compute_device)
     # Only some ranks of the world are here. torch then names a group by its ranks and by how many groups a process

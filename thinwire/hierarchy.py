@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thinwire.exchange import reduce_flat
 from thinwire.layout import Turn
 from thinwire.protocols import Aggregator
 from thinwire.transport import Net
@@ -61,6 +62,9 @@ class Hierarchy:
             grad = self.inner.mean(turn, grad)
         self.local.broadcast(grad, 0)
         return grad
+
+    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+        reduce_flat(self, turn, parts)
 
     def residual_square_sum(self) -> float:
         return self.inner.residual_square_sum()

@@ -10,6 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from thinwire.kernels import Segments
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -65,6 +67,9 @@ class Layout:
     def tail_numel(self) -> int:
         return self.numel - self.coded_numel
 
+    def split(self, flat: Tensor) -> tuple[Tensor, ...]:  # (n,) -> one view a segment
+        return flat.split([segment.numel for segment in self.segments])
+
     @cached_property
     def fingerprint(self) -> int:
         """32 bits that differ when two ranks exchange different things; travels in every frame."""
@@ -108,10 +113,18 @@ class Turn:
         if current is not None and stop > start:
             yield slice(start, stop), current
 
-    def add_weight_decay(self, grad: Tensor) -> None:  # (n,) float32, changed in place
-        """grad += weight_decay * w, as torch.optim.SGD does it (with the sign that ``maximize`` asks for)."""
-        for segment, hyper, weight in zip(self.layout.segments, self.hypers, self.weights, strict=True):
-            if hyper.weight_decay:
-                # SGD negates the gradient of a maximised objective after this, so the decay is negated before.
-                decay = -hyper.weight_decay if hyper.maximize else hyper.weight_decay
-                grad[segment.span].add_(weight.detach().reshape(-1).to(torch.float32), alpha=decay)
+    def segments(self, *, with_decay: bool) -> Segments:
+        """The rows that the kernels read; with weight decay where it acts in front of the compression."""
+        decays = [(-h.weight_decay if h.maximize else h.weight_decay) if with_decay else 0.0 for h in self.hypers]
+        weights = [
+            self.weights[place].detach().reshape(-1).to(torch.float32) if decay else None
+            for place, decay in enumerate(decays)
+        ]
+        return Segments(
+            starts=tuple(segment.start for segment in self.layout.segments),
+            momentum=tuple(hyper.momentum for hyper in self.hypers),
+            nesterov=tuple(hyper.nesterov for hyper in self.hypers),
+            # SGD negates the gradient of a maximised objective after this, so the decay is negated before.
+            decay=tuple(decays),
+            weights=tuple(weights),
+        )

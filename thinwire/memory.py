@@ -6,14 +6,41 @@ of them; when DDP rebuilds its buckets the next layout takes the named state ove
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from thinwire.kernels import accumulate, error_step
 from thinwire.layout import Layout, Segment, Turn
 from thinwire.payloads import Accepted
+
+Gradient = Tensor | Sequence[Tensor]
+"""A gradient as one flat vector, or as one vector a segment wherever they lie (DDP's buckets)."""
+
+
+def as_parts(layout: Layout, grad: Gradient) -> Sequence[Tensor]:
+    return layout.split(grad) if isinstance(grad, Tensor) else grad
+
+
+def as_flat(grad: Gradient) -> Tensor:
+    """A flat vector of our own, or the given one."""
+    return grad if isinstance(grad, Tensor) else torch.cat(list(grad))
+
+
+@dataclass
+class Scout:
+    """Asks a memory to look for large elements while it passes over them anyway.
+
+    ``thresholds`` has one number a segment; ``found`` is then the flat indices of everything that reaches its
+    threshold, rising, or None when that is more than ``capacity``.
+    """
+
+    thresholds: list[float]
+    capacity: int
+    found: Tensor | None = None
 
 
 class NamedState:
@@ -62,8 +89,8 @@ class NoMemory:
 
     state = NamedState()
 
-    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
-        return grad
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        return as_flat(grad)
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         return
@@ -89,8 +116,26 @@ class _Stateful:
     def __init__(self) -> None:
         self.state = NamedState(*self.kinds)
 
-    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
         raise AssertionError("every memory says how it compensates")
+
+    def _accumulate(
+        self, turn: Turn, grad: Gradient, scout: Scout | None, *, with_velocity: bool
+    ) -> Tensor:  # -> (n,) the residual
+        parts = as_parts(turn.layout, grad)
+        residual = self.state.flat("residual", turn.layout, parts[0].device)
+        velocity = self.state.flat("velocity", turn.layout, parts[0].device) if with_velocity else None
+        found = accumulate(
+            parts,
+            turn.segments(with_decay=with_velocity),
+            velocity,
+            residual,
+            scout.thresholds if scout else None,
+            scout.capacity if scout else 0,
+        )
+        if scout is not None:
+            scout.found = found
+        return residual
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         return
@@ -127,9 +172,10 @@ class Velocity(_Stateful):
 
     kinds = ("velocity",)
 
-    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
-        apply_momentum(turn, self.state.flat("velocity", turn.layout, grad.device), grad)
-        return grad
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        flat = as_flat(grad)
+        apply_momentum(turn, self.state.flat("velocity", turn.layout, flat.device), flat)
+        return flat
 
 
 class ErrorFeedback(_Stateful):
@@ -137,8 +183,8 @@ class ErrorFeedback(_Stateful):
 
     kinds = ("residual",)
 
-    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
-        return self.state.flat("residual", turn.layout, grad.device).add_(grad)
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        return self._accumulate(turn, grad, scout, with_velocity=False)
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)  # x is the residual itself
@@ -158,17 +204,8 @@ class MomentumCorrection(_Stateful):
         super().__init__()
         self.masking = masking
 
-    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
-        turn.add_weight_decay(grad)
-        velocity = self.state.flat("velocity", turn.layout, grad.device)
-        residual = self.state.flat("residual", turn.layout, grad.device)
-        for span, hyper in turn.runs():
-            velocity[span].mul_(hyper.momentum).add_(grad[span])
-            if hyper.nesterov:
-                residual[span].add_(grad[span]).add_(velocity[span], alpha=hyper.momentum)
-            else:
-                residual[span].add_(velocity[span])
-        return residual
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        return self._accumulate(turn, grad, scout, with_velocity=True)
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
@@ -213,14 +250,14 @@ class RescaledError(_Stateful):
         self.momentum_moved = momentum_moved
         self.ratio = RateRatio()
 
-    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
-        if self.momentum_moved:
-            turn.add_weight_decay(grad)
-            apply_momentum(turn, self.state.flat("velocity", turn.layout, grad.device), grad)
-        residual = self.state.flat("residual", turn.layout, grad.device)
-        for segment, ratio in self.ratio.advance(turn):
-            residual[segment.span].mul_(ratio)
-        return residual.add_(grad)
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        parts = as_parts(turn.layout, grad)
+        residual = self.state.flat("residual", turn.layout, parts[0].device)
+        ratios = [ratio for _, ratio in self.ratio.advance(turn)]
+        moved = self.momentum_moved and any(hyper.momentum for hyper in turn.hypers)
+        velocity = self.state.flat("velocity", turn.layout, parts[0].device) if moved else None
+        error_step(parts, turn.segments(with_decay=self.momentum_moved), ratios, velocity, residual)
+        return residual
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
@@ -249,8 +286,11 @@ class LocalClipping:
         self.state_dict = inner.state_dict
         self.load_state_dict = inner.load_state_dict
 
-    def compensate(self, turn: Turn, grad: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(grad)
-        grad.mul_((self.threshold / (norm + 1e-6)).clamp(max=1.0))
-        x: Tensor = self.inner.compensate(turn, grad)
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        parts = as_parts(turn.layout, grad)
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
+        factor = (self.threshold / (norm + 1e-6)).clamp(max=1.0)
+        for part in parts:
+            part.mul_(factor)
+        x: Tensor = self.inner.compensate(turn, parts, scout)
         return x

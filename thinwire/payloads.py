@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels import Runs, block_expand
+from thinwire.kernels import Runs, add_signs, block_expand, scatter_add
+from thinwire.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class Signs:
         return torch.where(self.negative, -magnitude, magnitude)
 
     def add_to(self, out: Tensor) -> None:
-        out.add_(self.values())
+        add_signs(out, self.negative, self.scales, self.blocks, 1.0)
 
     def subtract_from(self, x: Tensor) -> None:
-        x.sub_(self.values())
+        add_signs(x, self.negative, self.scales, self.blocks, -1.0)
 
 
 @dataclass(frozen=True)
@@ -93,3 +95,47 @@ class Accepted:
         self.coded.add_to(out[:boundary])
         out[boundary:] = self.tail
         return out
+
+
+@dataclass(frozen=True)
+class DenseResult:
+    """A group's mean as one vector."""
+
+    mean: Tensor  # (n,) float32
+
+    def flat(self, layout: Layout) -> Tensor:
+        return self.mean
+
+    def write(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+        """Put the mean where the gradients lie, one vector a segment."""
+        for part, mean in zip(parts, layout.split(self.mean), strict=True):
+            part.copy_(mean)
+
+
+@dataclass(frozen=True)
+class SparseResult:
+    """A group's mean as the contributions whose sum, divided by ``size``, it is; the tail is summed already."""
+
+    contributions: list[Sparse]
+    tail: Tensor  # (t,) float32
+    size: int
+
+    def flat(self, layout: Layout) -> Tensor:  # -> (n,) float32
+        out = torch.empty(layout.numel, dtype=torch.float32, device=self.tail.device)
+        self.write(layout, layout.split(out))
+        return out
+
+    def write(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+        """Zeros everywhere, then the entries in rank order: no dense vector in between."""
+        coded = len(layout.coded)
+        torch._foreach_zero_(list(parts[:coded]))
+        starts = [segment.start for segment in layout.coded]
+        for sparse in self.contributions if coded else ():
+            scatter_add(parts[:coded], starts, sparse.indices, sparse.values, 1.0 / self.size)
+        if self.tail.numel():
+            sizes = [part.numel() for part in parts[coded:]]
+            for part, total in zip(parts[coded:], self.tail.split(sizes), strict=True):
+                part.copy_(total / self.size)
+
+
+Result = DenseResult | SparseResult

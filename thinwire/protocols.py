@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from thinwire.layout import Turn
-from thinwire.payloads import Accepted, Payload
+from thinwire.memory import Gradient, Scout
+from thinwire.payloads import Accepted, Payload, Result
 from thinwire.transport import Net
-
 
 Chosen = TypeVar("Chosen", bound=Payload, covariant=True)
 Taken = TypeVar("Taken", bound=Payload, contravariant=True)
@@ -21,11 +21,12 @@ class Memory(Protocol):
     """Turns a gradient into what should be sent now, and keeps what was not.
 
     ``compensate`` may change ``grad`` and may return a tensor that aliases its own state; ``retain`` gets that same
-    tensor back. Over any run, the sum of everything accepted plus the residual equals the sum of everything that
-    ``compensate`` produced from gradients (conservation). State is kept by parameter name.
+    tensor back. A memory that passes over its vector anyway answers a ``scout``; others leave it unanswered. Over any
+    run, the sum of everything accepted plus the residual equals the sum of everything that ``compensate`` produced
+    from gradients (conservation). State is kept by parameter name.
     """
 
-    def compensate(self, turn: Turn, grad: Tensor) -> Tensor: ...  # (n,) float32 -> (n,) float32
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor: ...  # -> (n,) float32
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None: ...
 
@@ -48,9 +49,15 @@ class Compressor(Protocol[Chosen]):
     vector and must not be changed. The same inputs give the same payload, bit for bit.
     """
 
+    def scout(self, turn: Turn) -> Scout | None:
+        """Return what to look for while the memory compensates, or None."""
+        ...
+
     def measure(self, turn: Turn, x: Tensor) -> Tensor | None: ...  # (c,) float32 -> (T,) float32
 
-    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int) -> Chosen: ...
+    def compress(
+        self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None
+    ) -> Chosen: ...
 
 
 class Collective(Protocol[Taken]):
@@ -60,7 +67,7 @@ class Collective(Protocol[Taken]):
     the rest. This is the only place where anything is divided by the number of ranks.
     """
 
-    def mean(self, turn: Turn, payload: Taken, tail: Tensor, net: Net) -> tuple[Tensor, Accepted]: ...
+    def mean(self, turn: Turn, payload: Taken, tail: Tensor, net: Net) -> tuple[Result, Accepted]: ...
 
     def residual_square_sum(self) -> float: ...
 
@@ -91,6 +98,10 @@ class Aggregator(Protocol):
     clock: Clock
 
     def mean(self, turn: Turn, grad: Tensor) -> Tensor: ...  # (n,) float32, may be changed -> (n,) float32
+
+    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+        """The same in place, on one vector a segment wherever they lie."""
+        ...
 
     def residual_square_sum(self) -> float: ...
 

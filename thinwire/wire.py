@@ -251,14 +251,16 @@ class Wire:
             tuple(self._parameters[segment.name] for segment in layout.segments),
         )
         with torch.no_grad():
-            flat = torch.cat([gradients[segment.ordinal] for segment in layout.segments]).to(torch.float32)
-            for segment in layout.segments:
+            lying = [gradients[segment.ordinal] for segment in layout.segments]
+            parts = [part.to(torch.float32) for part in lying]  # the gradient itself where it is float32 already
+            for segment, part in zip(layout.segments, parts, strict=True):
                 if segment.name in self._pending:
-                    flat[segment.span].add_(self._pending.pop(segment.name))
+                    part.add_(self._pending.pop(segment.name))
             self._dense_bytes += 4 * layout.numel
-            mean = self._aggregator.mean(turn, flat)
-            for segment in layout.segments:
-                gradients[segment.ordinal].copy_(mean[segment.span])
+            self._aggregator.reduce(turn, parts)
+            for gradient, part in zip(lying, parts, strict=True):
+                if gradient is not part:
+                    gradient.copy_(part)
 
     def _after_optimizer_step(self, *_: Any) -> None:
         self._optimizer_steps += 1

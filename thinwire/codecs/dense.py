@@ -106,6 +106,7 @@ class LevelsCodec:
         self, turn: Turn, frame: Tensor, numel: int, ranks: int, tail: int, device: torch.device, origin: str
     ) -> tuple[Tensor, Tensor]:  # -> (numel,) int64, (tail,) float32
         header, body = open_frame(frame, turn, "levels", numel, tail, device, origin)
+        _check_count(origin, header.count, 0)
         bits = level_bits(ranks)
         if header.parameter != bits:
             raise FrameError(f"bad frame from {origin}: it has {header.parameter} bits a level, expected {bits}")
@@ -130,7 +131,8 @@ class FloatsCodec:
     def decode(
         self, turn: Turn, frame: Tensor, numel: int, tail: int, device: torch.device, origin: str
     ) -> tuple[Tensor, Tensor]:
-        _, body = open_frame(frame, turn, "dense", numel, tail, device, origin)
+        header, body = open_frame(frame, turn, "dense", numel, tail, device, origin)
+        _check_count(origin, header.count, 0)
         tail_values = body.take_floats(tail, "dense tail")
         values = body.take_floats(numel, "values")
         body.finish()

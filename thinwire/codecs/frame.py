@@ -70,14 +70,14 @@ def build(header: Header, sections: list[Tensor], nbytes: int | None = None) -> 
     for section in sections:
         frame[start : start + section.numel()] = section
         start += padded(section.numel())
-    frame[_CHECKSUM_AT:HEADER_NBYTES] = as_bytes(_frame_checksum(frame, body).to(torch.int32))
+    frame[_CHECKSUM_AT:HEADER_NBYTES] = as_bytes(_frame_checksum(frame).to(torch.int32))
     return frame
 
 
-def _frame_checksum(frame: Tensor, body: int) -> Tensor:  # -> () int64
-    """Of the header without its checksum field, and of the body; the zero filling behind it does not count."""
+def _frame_checksum(frame: Tensor) -> Tensor:  # -> () int64
+    """Of everything but the checksum field; the zero filling counts too, so that a cut frame is found wherever."""
     head = checksum(frame[:_CHECKSUM_AT].view(torch.int32))
-    rest = checksum(frame[HEADER_NBYTES : HEADER_NBYTES + body].view(torch.int32), start=_CHECKSUM_AT // 4)
+    rest = checksum(frame[HEADER_NBYTES:].view(torch.int32), start=_CHECKSUM_AT // 4)
     return (head + rest) & 0xFFFFFFFF
 
 
@@ -125,6 +125,7 @@ def open_frame(
 
     check(frame.dtype == torch.uint8 and frame.dim() == 1, "it is not a vector of bytes")
     check(frame.numel() >= HEADER_NBYTES, f"{frame.numel()} bytes are too short for the {HEADER_NBYTES}-byte header")
+    check(frame.numel() % 4 == 0, f"its length {frame.numel()} is not a multiple of 4")
     if frame.storage_offset() % 4 or not frame.is_contiguous():
         frame = frame.clone()
     fields = HEADER.unpack(bytes(frame[:HEADER_NBYTES].tolist()))
@@ -141,12 +142,14 @@ def open_frame(
     check(step == turn.step & 0xFFFFFFFF, f"it belongs to step {step}, this rank is at step {turn.step}")
     check(numel_ == numel, f"it speaks about {numel_} elements, expected {numel}")
     check(tail_ == tail, f"it has a dense tail of {tail_} elements, expected {tail}")
+    check(kind == "sparse" or index_code == value_code == 0, "it names a coding that its kind does not have")
+    check(kind in ("sparse", "levels") or parameter == 0, f"its kind has no parameter, it has {parameter}")
     check(count <= max(numel, 1), f"it claims {count} entries for {numel} elements")
     check(body_nbytes % 4 == 0, f"its body length {body_nbytes} is not a multiple of 4")
     check(
         body_nbytes <= frame.numel() - HEADER_NBYTES,
         f"its body of {body_nbytes} bytes does not fit into {frame.numel() - HEADER_NBYTES}",
     )
-    check(int(_frame_checksum(frame, body_nbytes)) == sum_, "its checksum does not match")
+    check(int(_frame_checksum(frame)) == sum_, "its checksum does not match")
     header = Header(kind, numel_, count, tail_, layout, step, index_code, value_code, parameter)
     return header, Body(frame[HEADER_NBYTES : HEADER_NBYTES + body_nbytes].to(device), origin)

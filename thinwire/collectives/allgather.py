@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire.codecs import SparseCodec
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.layout import Turn
-from thinwire.payloads import Accepted, Sparse
+from thinwire.payloads import Accepted, Sparse, SparseResult
 from thinwire.transport import Net
 
 
@@ -24,17 +24,16 @@ class AllGather(StatelessCollective):
 
     codec: SparseCodec
 
-    def mean(self, turn: Turn, payload: Sparse, tail: Tensor, net: Net) -> tuple[Tensor, Accepted]:
-        device, coded = payload.values.device, payload.numel
+    def mean(self, turn: Turn, payload: Sparse, tail: Tensor, net: Net) -> tuple[SparseResult, Accepted]:
+        device = payload.values.device
         frames = net.all_gather(self.codec.encode(turn, payload, tail))
-        total = torch.zeros(coded + tail.numel(), dtype=torch.float32, device=device)
-        mine = payload
+        total = torch.zeros_like(tail)
+        everybody = []
         for rank, frame in enumerate(frames):
             sparse, dense = self.codec.decode(
-                turn, frame, coded, payload.capacity, tail.numel(), device, f"rank {rank}"
+                turn, frame, payload.numel, payload.capacity, tail.numel(), device, f"rank {rank}"
             )
-            sparse.add_to(total[:coded])
-            total[coded:].add_(dense)
-            if rank == net.rank:
-                mine = sparse
-        return total.div_(net.size), Accepted(mine, tail, sent=mine.indices)
+            everybody.append(sparse)
+            total.add_(dense)
+        mine = everybody[net.rank]
+        return SparseResult(everybody, total, net.size), Accepted(mine, tail, sent=mine.indices)

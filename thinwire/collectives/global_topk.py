@@ -21,7 +21,7 @@ from thinwire.codecs import SignsCodec, SparseCodec
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.kernels import select_topk
 from thinwire.layout import Turn
-from thinwire.payloads import Accepted, Signs, Sparse
+from thinwire.payloads import Accepted, Signs, Sparse, SparseResult
 from thinwire.transport import Net
 
 
@@ -105,7 +105,7 @@ class GlobalTopK(StatelessCollective):
 
     codec: SparseCodec
 
-    def mean(self, turn: Turn, payload: Sparse, tail: Tensor, net: Net) -> tuple[Tensor, Accepted]:
+    def mean(self, turn: Turn, payload: Sparse, tail: Tensor, net: Net) -> tuple[SparseResult, Accepted]:
         power = 1 << (net.size.bit_length() - 1)  # largest power of two <= size
         extras = net.size - power
         path = _Path(self, turn, payload, tail)
@@ -118,11 +118,8 @@ class GlobalTopK(StatelessCollective):
             alive = self._butterfly(path, frame, net, power, extras)
         used = Sparse(mine.indices[alive], mine.values[alive], mine.numel, mine.capacity)
         credit = Sparse(path.credit.indices, -path.credit.values, mine.numel, mine.capacity)
-        total = torch.zeros(payload.numel + tail.numel(), dtype=torch.float32, device=payload.values.device)
-        path.set.add_to(total[: payload.numel])
-        total[payload.numel :] = path.tail
         accepted = add_sparse(used, credit) if credit.indices.numel() else used
-        return total.div_(net.size), Accepted(accepted, tail, sent=used.indices)
+        return SparseResult([path.set], path.tail, net.size), Accepted(accepted, tail, sent=used.indices)
 
     def _butterfly(self, path: _Path, frame: Tensor, net: Net, power: int, extras: int) -> Tensor:  # -> (k,) bool
         rank, proxy = net.rank, net.rank < extras

@@ -20,7 +20,7 @@ from thinwire.collectives.stateless import StatelessCollective
 from thinwire.kernels import block_expand, blockwise_sign, coin, stream_key
 from thinwire.layout import Layout, Turn
 from thinwire.memory import NamedState, RateRatio
-from thinwire.payloads import Accepted, Payload, Signs, Ternary
+from thinwire.payloads import Accepted, DenseResult, Payload, Signs, Ternary
 from thinwire.transport import Net
 
 VOTE_RANK = 0xFFFFFFFF  # the "rank" whose random stream breaks ties of a vote, wherever it is counted
@@ -58,7 +58,7 @@ class Server(StatelessCollective, ABC):
     ) -> tuple[Tensor, Tensor]:
         """Decode an answer into the shard's mean: coded elements and tail."""
 
-    def mean(self, turn: Turn, payload: Payload, tail: Tensor, net: Net) -> tuple[Tensor, Accepted]:
+    def mean(self, turn: Turn, payload: Payload, tail: Tensor, net: Net) -> tuple[DenseResult, Accepted]:
         layout, everybody = turn.layout, shards(turn.layout, net.size, self.topology)
         mine = everybody[net.rank]
         nothing = torch.zeros(0, dtype=torch.uint8, device=tail.device)
@@ -82,7 +82,7 @@ class Server(StatelessCollective, ABC):
                 coded, dense = self.read(turn, payload, replies[rank], shard, net, f"server {rank}")
                 shard.scatter(coded, result)
                 result[layout.coded_numel :][shard.tail] = dense
-        return result, Accepted(payload, tail)
+        return DenseResult(result), Accepted(payload, tail)
 
 
 class BlockSignServer(Server):

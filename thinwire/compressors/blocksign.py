@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thinwire.kernels import Runs, blockwise_sign
 from thinwire.layout import Turn
+from thinwire.memory import Scout
 from thinwire.payloads import Signs
 
 
@@ -27,10 +28,13 @@ class BlockSigns:
 
     block: int | None = None  # elements; None: a tensor is a block
 
+    def scout(self, turn: Turn) -> None:
+        return None
+
     def measure(self, turn: Turn, x: Tensor) -> None:
         return None
 
-    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int) -> Signs:
+    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Signs:
         blocks = sum((cut_into_blocks(segment.numel, self.block) for segment in turn.layout.coded), ())
         negative, scales = blockwise_sign(x, blocks)
         return Signs(negative, scales, blocks)

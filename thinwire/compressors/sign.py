@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thinwire.kernels import coin, stream_key
 from thinwire.layout import Turn
+from thinwire.memory import Scout
 from thinwire.payloads import Signs
 
 
@@ -17,10 +18,13 @@ class Sign:
     """sign(x). One bit has no room for 0, so an exact zero votes by a fair, reproducible coin: a fixed side would push
     every unused weight the same way at every step."""
 
+    def scout(self, turn: Turn) -> None:
+        return None
+
     def measure(self, turn: Turn, x: Tensor) -> None:
         return None
 
-    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int) -> Signs:
+    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Signs:
         negative = x < 0
         for segment in turn.layout.coded:
             zero = x[segment.span] == 0

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.kernels import absmax, stream_key, ternarize
+from thinwire.kernels import moments, stream_key, ternarize
 from thinwire.layout import Turn
+from thinwire.memory import Scout
 from thinwire.payloads import Ternary
 
 
@@ -24,25 +25,33 @@ class Ternarize:
     share_scaler: bool = True
     seed: int = 0
 
-    def _clipped(self, turn: Turn, x: Tensor) -> list[Tensor]:  # (c,) -> one vector a tensor
-        parts = [x[segment.span] for segment in turn.layout.coded]
-        if self.clip_sigma is None:
-            return parts
-        limits = [self.clip_sigma * part.std(correction=0) for part in parts]
-        return [torch.clamp(part, -limit, limit) for part, limit in zip(parts, limits, strict=True)]
+    def _moments(self, turn: Turn, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """Every tensor's scaler and clipping limit (Eq. 2 and 21); no limit without clipping."""
+        rows: list[tuple[Tensor, Tensor | None]] = []
+        for segment in turn.layout.coded:
+            deviation, largest = moments(x[segment.span])
+            if self.clip_sigma is None:
+                rows.append((largest, None))
+            else:
+                limit = (self.clip_sigma * deviation).to(torch.float32)
+                rows.append((torch.minimum(largest, limit), limit))
+        return rows
 
-    def _scalers(self, parts: list[Tensor], x: Tensor) -> Tensor:  # -> (T,)
-        return torch.stack([absmax(part) for part in parts]) if parts else x.new_zeros(0)
+    def scout(self, turn: Turn) -> None:
+        return None
 
     def measure(self, turn: Turn, x: Tensor) -> Tensor | None:
-        return self._scalers(self._clipped(turn, x), x) if self.share_scaler else None
+        if not self.share_scaler:
+            return None
+        scalers = [scaler for scaler, _ in self._moments(turn, x)]
+        return torch.stack(scalers) if scalers else x.new_zeros(0)
 
-    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int) -> Ternary:
-        parts = self._clipped(turn, x)
-        scalers = agreed if agreed is not None else self._scalers(parts, x)
+    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Ternary:
+        rows = self._moments(turn, x)
+        scalers = agreed if agreed is not None else torch.stack([s for s, _ in rows]) if rows else x.new_zeros(0)
         trits = [
-            ternarize(part, scaler, stream_key(self.seed, turn.step, rank, segment.name))
-            for part, scaler, segment in zip(parts, scalers, turn.layout.coded, strict=True)
+            ternarize(x[segment.span], scaler, stream_key(self.seed, turn.step, rank, segment.name), limit)
+            for segment, scaler, (_, limit) in zip(turn.layout.coded, scalers, rows, strict=True)
         ]
         blocks = tuple((segment.numel, 1) for segment in turn.layout.coded)
         return Ternary(torch.cat(trits) if trits else torch.zeros(0, dtype=torch.int8), scalers, blocks)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from thinwire.kernels import select_sampled, select_topk, stream_key
+from thinwire.kernels import select_among, select_sampled, select_topk, stream_key
 from thinwire.layout import Layout, Turn
+from thinwire.memory import Scout
 from thinwire.payloads import Sparse
 from thinwire.schedules import Schedule
 
@@ -18,14 +17,35 @@ def entries_kept(density: float, numel: int) -> int:
     return max(1, round(density * numel)) if numel else 0
 
 
-@dataclass(frozen=True)
+class _Carried:
+    """The threshold that one scope carries to its next step: a little below the smallest magnitude it just chose.
+
+    It only saves work: when too few elements reach it the whole scope is searched, so the choice is exact in any case.
+    """
+
+    SHARE = 0.75  # of the smallest chosen magnitude, to start with
+    ROOM = 8  # times k elements may pass before it is too low
+
+    def __init__(self) -> None:
+        self.threshold = float("inf")
+        self.share = self.SHARE
+
+    def update(self, passed: int, k: int, smallest: float) -> None:
+        if passed < k:
+            self.share = max(0.3, self.share * 0.9)
+        elif passed > 3 * k:
+            self.share = min(0.97, self.share * 1.05)
+        self.threshold = smallest * self.share if smallest > 0 else float("inf")
+
+
 class TopK:
     """Keeps k = max(1, round(density * numel)) entries of each scope; ties go to the lower index."""
 
-    final_density: float
-    warmup: Schedule | None = None
-    per_tensor: bool = True
-    sampled: bool = False
+    def __init__(
+        self, final_density: float, warmup: Schedule | None = None, per_tensor: bool = True, sampled: bool = False
+    ) -> None:
+        self.final_density, self.warmup, self.per_tensor, self.sampled = final_density, warmup, per_tensor, sampled
+        self._carried: dict[str, _Carried] = {}
 
     def density(self, step: int) -> float:
         return self.warmup.density(step, self.final_density) if self.warmup else self.final_density
@@ -40,18 +60,40 @@ class TopK:
         density = self.density(turn.step)
         return sum(entries_kept(density, span.stop - span.start) for _, span in self.scopes(turn.layout))
 
+    def scout(self, turn: Turn) -> Scout | None:
+        layout = turn.layout
+        carried = [self._carried.setdefault(name, _Carried()) for name, _ in self.scopes(layout)]
+        if self.per_tensor:
+            thresholds = [one.threshold for one in carried]
+        else:
+            thresholds = [carried[0].threshold] * len(layout.coded)
+        thresholds += [float("inf")] * (len(layout.segments) - len(layout.coded))
+        return Scout(thresholds, _Carried.ROOM * self.num_entries(turn) + 1024)
+
     def measure(self, turn: Turn, x: Tensor) -> None:
         return None
 
-    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int) -> Sparse:  # x: (c,) float32
-        density = self.density(turn.step)
+    def compress(
+        self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None
+    ) -> Sparse:  # x: (c,) float32
+        density, scopes = self.density(turn.step), self.scopes(turn.layout)
+        found = scout.found if scout is not None else None
+        if found is not None and len(scopes) > 1:
+            cuts = torch.searchsorted(found, torch.tensor([s.start for _, s in scopes] + [x.numel()])).tolist()
+        else:
+            cuts = [0, found.numel() if found is not None else 0]
         chosen = []
-        for name, span in self.scopes(turn.layout):
-            part, k = x[span], entries_kept(density, span.stop - span.start)
-            if self.sampled:
-                picked = select_sampled(part, k, stream_key(0, turn.step, rank, name))
+        for place, (name, span) in enumerate(scopes):
+            k = entries_kept(density, span.stop - span.start)
+            passed = cuts[place + 1] - cuts[place] if found is not None else 0
+            if found is not None and passed >= k:
+                picked = select_among(x, found[cuts[place] : cuts[place + 1]], k)
+            elif self.sampled:
+                picked = select_sampled(x[span], k, stream_key(0, turn.step, rank, name)) + span.start
             else:
-                picked = select_topk(part, k)
-            chosen.append(picked + span.start)
+                picked = select_topk(x[span], k) + span.start
+            chosen.append(picked)
+            if scout is not None and picked.numel():
+                self._carried[name].update(passed, k, float(x[picked].abs().min()))
         indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device)
         return Sparse(indices, x[indices], x.numel(), self.num_entries(turn))

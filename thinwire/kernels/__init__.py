@@ -1,51 +1,179 @@
 """The one dispatch point for array work; every caller imports its kernels from here.
 
-``reference`` is plain torch and the specification: it runs on every device torch runs on.
+Two homes hold the same function names: ``reference`` is plain torch, runs on every device and is the specification;
+``cpu`` is a small native library for host tensors. What only the reference has runs there on every device.
+
+THINWIRE_KERNELS chooses: ``auto`` (default) takes the native library for host tensors where it was built, ``reference``
+never does, ``cpu`` insists on it and fails loudly when it is not there.
 """
 
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from types import ModuleType
+
+from torch import Tensor
+
+from thinwire.kernels import cpu, reference
 from thinwire.kernels.reference import (
     Runs,
+    Segments,
     absmax,
     block_expand,
     block_means,
-    blockwise_sign,
-    checksum,
     coin,
     int8_dequantize,
     int8_quantize,
-    pack_bits,
-    pack_trits,
-    pack_uints,
-    rice_decode,
-    rice_encode,
-    rice_unary_bits,
     select_sampled,
-    select_topk,
     stream_key,
-    ternarize,
     uniform,
-    unpack_bits,
-    unpack_trits,
-    unpack_uints,
 )
+
+log = logging.getLogger("thinwire")
+
+CHOICES = ("auto", "reference", "cpu")
+
+
+@lru_cache(maxsize=1)
+def _host_kernels() -> ModuleType:
+    """The home of host tensors, chosen once a process."""
+    choice = os.environ.get("THINWIRE_KERNELS", "auto")
+    if choice not in CHOICES:
+        raise ValueError(f"THINWIRE_KERNELS must be one of {', '.join(CHOICES)}, not {choice!r}")
+    built = cpu.library() is not None
+    if choice == "cpu" and not built:
+        raise RuntimeError("THINWIRE_KERNELS=cpu, but the native library is not built; reinstall with a C++ compiler")
+    chosen = cpu if built and choice != "reference" else reference
+    log.info("thinwire: %s", describe())
+    return chosen
+
+
+def describe() -> str:
+    """Return one line that says which kernels are in use and why."""
+    choice = os.environ.get("THINWIRE_KERNELS", "auto")
+    if choice == "reference":
+        return "kernels: reference (plain torch), because THINWIRE_KERNELS=reference"
+    if cpu.library() is None:
+        return "kernels: reference (plain torch), because the native library was not built (no C++ compiler?)"
+    return "kernels: native for host tensors, reference (plain torch) on other devices"
+
+
+def _home(tensor: Tensor) -> ModuleType:
+    return _host_kernels() if tensor.device.type == "cpu" else reference
+
+
+def select_topk(x: Tensor, k: int) -> Tensor:
+    return _home(x).select_topk(x, k)
+
+
+def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:
+    return _home(x).select_among(x, candidates, k)
+
+
+def accumulate(
+    parts: Sequence[Tensor],
+    segments: Segments,
+    velocity: Tensor | None,
+    residual: Tensor,
+    thresholds: Sequence[float] | None,
+    capacity: int,
+) -> Tensor | None:
+    return _home(residual).accumulate(parts, segments, velocity, residual, thresholds, capacity)
+
+
+def error_step(
+    parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor
+) -> None:
+    _home(residual).error_step(parts, segments, ratios, velocity, residual)
+
+
+def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
+    _home(indices).scatter_add(parts, starts, indices, values, scale)
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    return _home(x).moments(x)
+
+
+def ternarize(x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None) -> Tensor:
+    return _home(x).ternarize(x, scale, key, limit)
+
+
+def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:
+    return _home(x).blockwise_sign(x, runs)
+
+
+def add_signs(out: Tensor, negative: Tensor, scales: Tensor, runs: Runs, factor: float) -> None:
+    _home(out).add_signs(out, negative, scales, runs, factor)
+
+
+def checksum(words: Tensor, start: int = 0) -> Tensor:
+    return _home(words).checksum(words, start)
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    return _home(bits).pack_bits(bits)
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    return _home(packed).unpack_bits(packed, count)
+
+
+def pack_trits(trits: Tensor) -> Tensor:
+    return _home(trits).pack_trits(trits)
+
+
+def unpack_trits(packed: Tensor, count: int) -> Tensor:
+    return _home(packed).unpack_trits(packed, count)
+
+
+def pack_uints(values: Tensor, bits: int) -> Tensor:
+    return _home(values).pack_uints(values, bits)
+
+
+def unpack_uints(packed: Tensor, count: int, bits: int) -> Tensor:
+    return _home(packed).unpack_uints(packed, count, bits)
+
+
+def rice_unary_bits(gaps: Tensor, parameter: int) -> int:
+    return _home(gaps).rice_unary_bits(gaps, parameter)
+
+
+def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:
+    return _home(gaps).rice_encode(gaps, parameter)
+
+
+def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tensor | None:
+    return _home(low).rice_decode(low, unary, count, parameter)
+
 
 __all__ = [
     "Runs",
+    "Segments",
     "absmax",
+    "accumulate",
+    "add_signs",
     "block_expand",
     "block_means",
     "blockwise_sign",
     "checksum",
     "coin",
     "describe",
+    "error_step",
     "int8_dequantize",
     "int8_quantize",
+    "moments",
     "pack_bits",
     "pack_trits",
     "pack_uints",
     "rice_decode",
     "rice_encode",
     "rice_unary_bits",
+    "scatter_add",
+    "select_among",
     "select_sampled",
     "select_topk",
     "stream_key",
@@ -55,8 +183,3 @@ __all__ = [
     "unpack_trits",
     "unpack_uints",
 ]
-
-
-def describe() -> str:
-    """Return one line that says which kernels are in use and why."""
-    return "reference (plain torch, on every device)"

@@ -8,6 +8,8 @@ global random state, and put the least significant bit first.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -133,6 +135,92 @@ def select_sampled(x: Tensor, k: int, key: int) -> Tensor:  # (n,) float32 -> (<
     return passed[select_topk(x[passed], k)]
 
 
+def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:  # (n,), (c,) int64 rising -> (min(c, k),) int64
+    """Return the k largest magnitudes among the candidates, by the rules of select_topk."""
+    return candidates[select_topk(x[candidates], k)]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Steps over the segments of an exchange: gradients lie in parts, state in flat vectors
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Segments:
+    """One row a parameter: where its state starts in the flat vectors, and what its optimizer group says.
+
+    ``weights`` holds the parameter where weight decay is applied here, else None.
+    """
+
+    starts: tuple[int, ...]
+    momentum: tuple[float, ...]
+    nesterov: tuple[bool, ...]
+    decay: tuple[float, ...]
+    weights: tuple[Tensor | None, ...]
+
+    def decayed(self, place: int, grad: Tensor) -> Tensor:  # (m,) float32 -> (m,) float32
+        weight = self.weights[place]
+        return grad if weight is None else grad + self.decay[place] * weight
+
+
+def accumulate(
+    parts: Sequence[Tensor],
+    segments: Segments,
+    velocity: Tensor | None,
+    residual: Tensor,
+    thresholds: Sequence[float] | None,
+    capacity: int,
+) -> Tensor | None:  # -> (c,) int64 or None
+    """Add the gradients to the residual, through the velocity where there is one (DGC, Eq. 4 and 7), in place.
+
+    d = g + decay w; u = m u + d; v = v + u, or v + d + m u for Nesterov; without velocity v = v + g. With
+    ``thresholds``, one a part, the flat indices of all elements with |v| >= threshold are returned in rising order, or
+    None when they are more than ``capacity``.
+    """
+    found = []
+    for place, (part, start) in enumerate(zip(parts, segments.starts, strict=True)):
+        v = residual[start : start + part.numel()]
+        if velocity is None:
+            v.add_(part)
+        else:
+            u, m = velocity[start : start + part.numel()], segments.momentum[place]
+            grad = segments.decayed(place, part)
+            u.mul_(m).add_(grad)
+            if segments.nesterov[place]:
+                v.add_(grad).add_(u, alpha=m)
+            else:
+                v.add_(u)
+        if thresholds is not None and thresholds[place] != float("inf"):
+            found.append(torch.nonzero(~(v.abs() < thresholds[place])).flatten() + start)
+    total = sum(indices.numel() for indices in found)
+    if thresholds is None or total > capacity:
+        return None
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64, device=residual.device)
+
+
+def error_step(
+    parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor
+) -> None:
+    """e = ratio e + q in place; q = d, or with momentum m = mu m + d: q = m, or d + mu m for Nesterov."""
+    for place, (part, start) in enumerate(zip(parts, segments.starts, strict=True)):
+        error, mu = residual[start : start + part.numel()], segments.momentum[place]
+        grad = segments.decayed(place, part)
+        if mu and velocity is not None:
+            m = velocity[start : start + part.numel()].mul_(mu).add_(grad)
+            grad = grad.add(m, alpha=mu) if segments.nesterov[place] else m
+        error.mul_(ratios[place]).add_(grad)
+
+
+def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
+    """parts[flat index] += values * scale; rising (k,) int64 indices of the flat space where part i is at starts[i]."""
+    bounds = torch.tensor([*starts, starts[-1] + parts[-1].numel()], device=indices.device)
+    cuts = torch.searchsorted(indices, bounds).tolist()
+    for place, (part, start) in enumerate(zip(parts, starts, strict=True)):
+        inside = slice(cuts[place], cuts[place + 1])
+        if inside.stop > inside.start:
+            part.index_add_(0, indices[inside] - start, values[inside] * scale)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Quantisation
 # ---------------------------------------------------------------------------------------------------------------
@@ -143,9 +231,19 @@ def absmax(x: Tensor) -> Tensor:  # (n,) float32 -> () float32
     return x.abs().max() if x.numel() else x.new_zeros(())
 
 
-def ternarize(x: Tensor, scale: Tensor, key: int) -> Tensor:  # (n,) float32, () float32 -> (n,) int8
-    """Return sign(x) * b with P(b = 1) = |x| / scale (TernGrad, Eq. 1 and 3), as -1, 0, 1."""
-    keep = uniform(key, x.numel(), x.device) * scale < x.abs()
+def moments(
+    x: Tensor,
+) -> tuple[Tensor, Tensor]:  # (n,) float32 -> () population standard deviation, () largest magnitude
+    """Return what TernGrad's clipping and scaler need."""
+    if not x.numel():
+        return x.new_zeros(()), x.new_zeros(())
+    return x.std(correction=0), x.abs().max()
+
+
+def ternarize(x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None) -> Tensor:  # (n,) float32 -> (n,) int8
+    """Return sign(x) * b with P(b = 1) = min(|x|, limit) / scale (TernGrad, Eq. 1, 3 and 21), as -1, 0, 1."""
+    magnitude = x.abs() if limit is None else torch.minimum(x.abs(), limit)
+    keep = uniform(key, x.numel(), x.device) * scale < magnitude
     return (torch.sign(x) * keep).to(torch.int8)
 
 
@@ -171,6 +269,14 @@ def block_expand(scales: Tensor, runs: Runs) -> Tensor:  # (B,) -> (n,)
 def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:  # (n,) float32 -> (n,) bool, (B,) float32
     """Return (x < 0) and the scales ||x_b||_1 / d_b of consecutive blocks (dist-EF-blockSGDM, section 3.2)."""
     return x < 0, block_means(x.abs(), runs)
+
+
+def add_signs(
+    out: Tensor, negative: Tensor, scales: Tensor, runs: Runs, factor: float
+) -> None:  # (n,), (n,) bool, (B,)
+    """out += factor * (-scale where negative, +scale elsewhere), in place."""
+    magnitude = block_expand(scales * factor, runs)
+    out.add_(torch.where(negative, -magnitude, magnitude))
 
 
 INT8_CHUNK = 256

@@ -1,0 +1,165 @@
+// One pass over memory: velocity, accumulation and the search for large elements.
+
+#include <cmath>
+#include <cstring>
+
+#include "parallel.h"
+
+namespace {
+
+constexpr int64_t kBlock = 128;  // small enough that a block without large elements is the rule
+
+struct Segment {
+  const float* grad;
+  const float* weight;  // null without weight decay
+  int64_t numel;
+  int64_t start;  // of the segment in the flat state vectors
+  float momentum;
+  float decay;
+  int32_t nesterov;
+  float threshold;  // +inf: collect nothing here
+};
+
+// u = m u + d, v = v + u (or v + m u + d), d = g + decay w; without velocity v = v + g. Returns whether some |v| reaches
+// the threshold; written as "not below", so that a nan does.
+THINWIRE_CLONES
+int update_block(const float* __restrict g, const float* __restrict w, float* __restrict u, float* __restrict v,
+                 int64_t n, float m, float decay, int nesterov, float threshold) {
+  int hit = 0;
+  if (u == nullptr) {
+    for (int64_t i = 0; i < n; ++i) {
+      v[i] += g[i];
+      hit |= !(std::fabs(v[i]) < threshold);
+    }
+  } else if (w == nullptr && !nesterov) {
+    for (int64_t i = 0; i < n; ++i) {
+      u[i] = m * u[i] + g[i];
+      v[i] += u[i];
+      hit |= !(std::fabs(v[i]) < threshold);
+    }
+  } else if (w == nullptr) {
+    for (int64_t i = 0; i < n; ++i) {
+      u[i] = m * u[i] + g[i];
+      v[i] = (v[i] + g[i]) + m * u[i];
+      hit |= !(std::fabs(v[i]) < threshold);
+    }
+  } else if (!nesterov) {
+    for (int64_t i = 0; i < n; ++i) {
+      float d = g[i] + decay * w[i];
+      u[i] = m * u[i] + d;
+      v[i] += u[i];
+      hit |= !(std::fabs(v[i]) < threshold);
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      float d = g[i] + decay * w[i];
+      u[i] = m * u[i] + d;
+      v[i] = (v[i] + d) + m * u[i];
+      hit |= !(std::fabs(v[i]) < threshold);
+    }
+  }
+  return hit;
+}
+
+}  // namespace
+
+// Updates u (may be null) and v from the segments' gradients and lists, in rising order, the flat indices of elements that
+// reach their segment's threshold. Returns their number, or -1 when they are more than `capacity` (the update is done
+// in any case).
+THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, const uint64_t* weights,
+                                   const int64_t* numels, const int64_t* starts, const float* momentum,
+                                   const float* decay, const int32_t* nesterov, const float* thresholds, float* u,
+                                   float* v, int64_t* found, int64_t capacity, int threads) {
+  std::vector<Segment> segments(num_segments);
+  std::vector<int64_t> ends(num_segments);
+  int64_t total = 0;
+  for (int64_t s = 0; s < num_segments; ++s) {
+    segments[s] = {reinterpret_cast<const float*>(grads[s]), reinterpret_cast<const float*>(weights[s]), numels[s],
+                   starts[s], momentum[s], decay[s], nesterov[s], thresholds[s]};
+    total += numels[s];
+    ends[s] = total;
+  }
+  std::vector<std::vector<int64_t>> lists(std::max(1, threads));
+  thinwire::parallel(total, threads, kBlock, [&](int part, int64_t begin, int64_t end) {
+    auto& list = lists[part];
+    size_t s = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
+    for (int64_t at = begin; at < end; ++s) {
+      const Segment& segment = segments[s];
+      int64_t inside = at - (ends[s] - segment.numel);
+      int64_t stop = std::min(segment.numel, inside + (end - at));
+      at += stop - inside;
+      float* us = u == nullptr ? nullptr : u + segment.start;
+      float* vs = v + segment.start;
+      for (int64_t i = inside; i < stop; i += kBlock) {
+        int64_t n = std::min(kBlock, stop - i);
+        const float* w = segment.weight == nullptr ? nullptr : segment.weight + i;
+        int hit = update_block(segment.grad + i, w, us == nullptr ? nullptr : us + i, vs + i, n, segment.momentum,
+                               segment.decay, segment.nesterov, segment.threshold);
+        if (hit && !std::isinf(segment.threshold)) {
+          for (int64_t j = i; j < i + n; ++j)
+            if (!(std::fabs(vs[j]) < segment.threshold)) list.push_back(segment.start + j);
+        }
+      }
+    }
+  });
+  int64_t count = 0;
+  for (const auto& list : lists) count += static_cast<int64_t>(list.size());
+  if (count > capacity) return -1;
+  for (const auto& list : lists) {
+    if (!list.empty()) std::memcpy(found, list.data(), list.size() * sizeof(int64_t));
+    found += list.size();
+  }
+  return count;
+}
+
+namespace {
+
+// m = mu m + d, q = m (or d + mu m), or d alone; e = ratio e + q: the worker's side of dist-EF-blockSGDM in one pass.
+THINWIRE_CLONES
+void error_block(const float* __restrict g, const float* __restrict w, float* __restrict m, float* __restrict e,
+                 int64_t n, float mu, float decay, int nesterov, float ratio) {
+  if (mu == 0.0f) {
+    if (w == nullptr)
+      for (int64_t i = 0; i < n; ++i) e[i] = e[i] * ratio + g[i];
+    else
+      for (int64_t i = 0; i < n; ++i) e[i] = e[i] * ratio + (g[i] + decay * w[i]);
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    float d = w == nullptr ? g[i] : g[i] + decay * w[i];
+    m[i] = mu * m[i] + d;
+    e[i] = e[i] * ratio + (nesterov ? d + mu * m[i] : m[i]);
+  }
+}
+
+}  // namespace
+
+THINWIRE_API void tw_error_step(int64_t num_segments, const uint64_t* grads, const uint64_t* weights,
+                                const int64_t* numels, const int64_t* starts, const float* momentum, const float* decay,
+                                const int32_t* nesterov, const float* ratios, float* m, float* e, int threads) {
+  for (int64_t s = 0; s < num_segments; ++s) {
+    const float* g = reinterpret_cast<const float*>(grads[s]);
+    const float* w = reinterpret_cast<const float*>(weights[s]);
+    float* ms = m == nullptr ? nullptr : m + starts[s];
+    float* es = e + starts[s];
+    thinwire::parallel(numels[s], threads, 1024, [&](int, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i += 1024) {
+        int64_t n = std::min<int64_t>(1024, end - i);
+        error_block(g + i, w == nullptr ? nullptr : w + i, ms == nullptr ? nullptr : ms + i, es + i, n, momentum[s],
+                    decay[s], nesterov[s], ratios[s]);
+      }
+    });
+  }
+}
+
+// parts[segment][index] += values * scale for rising flat indices; the segments lie at `starts` in the flat index space,
+// in rising order.
+THINWIRE_API void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels,
+                                 const int64_t* starts, const int64_t* indices, const float* values, int64_t count,
+                                 float scale) {
+  int64_t s = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    while (s + 1 < num_segments && indices[i] >= starts[s] + numels[s]) ++s;
+    reinterpret_cast<float*>(parts[s])[indices[i] - starts[s]] += values[i] * scale;
+  }
+}

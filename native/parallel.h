@@ -1,0 +1,37 @@
+// Splitting a range over a few threads. Threads are started per call: a call works for milliseconds, a start costs tens of
+// microseconds, and nothing is left behind that a fork or an interpreter exit could trip over.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace thinwire {
+
+constexpr int64_t kSerialBelow = 1 << 16;
+
+// Calls work(part, begin, end) for consecutive parts of [0, n), one a thread; returns the number of parts.
+template <typename Work>
+int parallel(int64_t n, int threads, int64_t align, const Work& work) {
+  int parts = n < kSerialBelow ? 1 : std::max(1, threads);
+  std::vector<int64_t> bounds(parts + 1, n);
+  bounds[0] = 0;
+  for (int p = 1; p < parts; ++p) bounds[p] = std::min(n, (n * p / parts + align - 1) / align * align);
+  std::vector<std::thread> others;
+  for (int p = 1; p < parts; ++p) others.emplace_back([&, p] { work(p, bounds[p], bounds[p + 1]); });
+  work(0, bounds[0], bounds[1]);
+  for (auto& other : others) other.join();
+  return parts;
+}
+
+}  // namespace thinwire
+
+// Hot loops are compiled once a vector width and chosen when the library is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
+#define THINWIRE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define THINWIRE_CLONES
+#endif
+
+#define THINWIRE_API extern "C" __attribute__((visibility("default")))

@@ -1,0 +1,100 @@
+// Exact top-k by magnitude; ties go to the lower index, a nan counts like an infinity.
+
+#include <cmath>
+#include <cstring>
+
+#include "parallel.h"
+
+namespace {
+
+constexpr uint32_t kInfinity = 0x7F800000u;
+constexpr int kBuckets = 2048;  // of the 31 magnitude bits: the exponent and three bits more
+constexpr int kShift = 20;
+
+inline uint32_t magnitude(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  bits &= 0x7FFFFFFFu;
+  return bits > kInfinity ? kInfinity : bits;
+}
+
+// Smaller keys come first: large magnitude, then low index.
+inline uint64_t key_of(float x, int64_t index) {
+  return (static_cast<uint64_t>(~magnitude(x)) << 32) | static_cast<uint64_t>(index);
+}
+
+THINWIRE_CLONES
+int any_at_least(const float* x, int64_t n, uint32_t least) {
+  int hit = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    hit |= (bits & 0x7FFFFFFFu) >= least;
+  }
+  return hit;
+}
+
+int64_t best_of(std::vector<uint64_t>& keys, int64_t k, int64_t* out, float* smallest) {
+  if (k < static_cast<int64_t>(keys.size())) {
+    std::nth_element(keys.begin(), keys.begin() + (k - 1), keys.end());
+    keys.resize(k);
+  }
+  uint64_t last = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(keys.size()); ++i) {
+    last = std::max(last, keys[i]);
+    out[i] = static_cast<int64_t>(keys[i] & 0xFFFFFFFFu);
+  }
+  uint32_t bits = ~static_cast<uint32_t>(last >> 32);
+  std::memcpy(smallest, &bits, 4);
+  std::sort(out, out + keys.size());
+  return static_cast<int64_t>(keys.size());
+}
+
+}  // namespace
+
+// The k best of listed candidates (rising indices into x); writes them rising, and the smallest chosen magnitude.
+THINWIRE_API int64_t tw_select_among(const float* x, const int64_t* candidates, int64_t count, int64_t k, int64_t* out,
+                                     float* smallest) {
+  std::vector<uint64_t> keys(count);
+  for (int64_t i = 0; i < count; ++i) keys[i] = key_of(x[candidates[i]], candidates[i]);
+  if (count == 0) {
+    *smallest = 0.0f;
+    return 0;
+  }
+  return best_of(keys, std::min(k, count), out, smallest);
+}
+
+// The k best of all n < 2**32 elements: a histogram of magnitudes finds the bucket of the k-th, one more pass collects
+// that bucket and everything above it.
+THINWIRE_API void tw_select_topk(const float* x, int64_t n, int64_t k, int64_t* out, float* smallest, int threads) {
+  std::vector<std::vector<int64_t>> histograms(std::max(1, threads));
+  thinwire::parallel(n, threads, 1, [&](int part, int64_t begin, int64_t end) {
+    // Four tables in turn: equal neighbours would otherwise wait for each other's increment.
+    std::vector<int32_t> counts(4 * kBuckets, 0);
+    for (int64_t i = begin; i < end; ++i) ++counts[(i & 3) * kBuckets + (magnitude(x[i]) >> kShift)];
+    histograms[part].resize(kBuckets);
+    for (int b = 0; b < kBuckets; ++b)
+      histograms[part][b] = static_cast<int64_t>(counts[b]) + counts[kBuckets + b] + counts[2 * kBuckets + b] +
+                            counts[3 * kBuckets + b];
+  });
+  int64_t above = 0;
+  int bucket = kBuckets - 1;
+  for (; bucket > 0; --bucket) {
+    for (const auto& h : histograms)
+      if (!h.empty()) above += h[bucket];
+    if (above >= k) break;
+  }
+  uint32_t least = static_cast<uint32_t>(bucket) << kShift;
+  std::vector<std::vector<uint64_t>> lists(std::max(1, threads));
+  thinwire::parallel(n, threads, 1, [&](int part, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += 128) {
+      int64_t stop = std::min(end, i + 128);
+      if (!any_at_least(x + i, stop - i, least)) continue;
+      for (int64_t j = i; j < stop; ++j)
+        if (magnitude(x[j]) >= least) lists[part].push_back(key_of(x[j], j));
+    }
+  });
+  std::vector<uint64_t> keys;
+  for (const auto& list : lists) keys.insert(keys.end(), list.begin(), list.end());
+  best_of(keys, k, out, smallest);
+}

@@ -1,0 +1,38 @@
+"""Builds the native kernels. Everything else about the project is in pyproject.toml.
+
+The library is plain C++ behind C functions and is loaded with ctypes: it depends neither on a torch version nor on a Python
+version. Where there is no compiler the installation goes on without it, and thinwire uses its plain-torch kernels.
+"""
+
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+
+class BuildNative(build_ext):
+    """A shared library instead of a Python module: one file name everywhere, no module init function."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + (".dll" if sys.platform == "win32" else ".so")
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        return []
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "thinwire.kernels._native",
+            sources=[f"native/{name}.cpp" for name in ("accumulate", "select", "quantize", "pack")],
+            depends=["native/parallel.h"],
+            # No contraction: the same rounding as plain torch, so that all kernels give the same bits.
+            extra_compile_args=["-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"],
+            extra_link_args=["-pthread"],
+            language="c++",
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildNative},
+)

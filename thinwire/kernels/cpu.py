@@ -1,0 +1,267 @@
+"""Native CPU kernels: the reference's functions under the same names, and the fused steps, from one small C library.
+
+The library takes plain pointers, so it fits every torch version. A call releases the interpreter lock. Every function
+here expects contiguous host tensors and gives the reference's integers and bytes exactly, and its floats to rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.reference import Runs, Segments
+
+_I64, _I32, _U32, _F32, _PTR = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "tw_accumulate": (_I64, [_I64] + [_PTR] * 11 + [_I64, _I32]),
+    "tw_error_step": (None, [_I64] + [_PTR] * 10 + [_I32]),
+    "tw_scatter_add": (None, [_I64, _PTR, _PTR, _PTR, _PTR, _PTR, _I64, _F32]),
+    "tw_select_among": (_I64, [_PTR, _PTR, _I64, _I64, _PTR, _PTR]),
+    "tw_select_topk": (None, [_PTR, _I64, _I64, _PTR, _PTR, _I32]),
+    "tw_ternarize": (None, [_PTR, _PTR, _I64, _F32, _F32, _U32, _I32]),
+    "tw_moments": (None, [_PTR, _I64, _PTR, _I32]),
+    "tw_blockwise_sign": (None, [_PTR, _I64, _PTR, _PTR, _PTR, _PTR, _I32]),
+    "tw_add_signs": (None, [_PTR, _PTR, _PTR, _I64, _PTR, _PTR, _F32, _I32]),
+    "tw_checksum": (_U32, [_PTR, _I64, _U32]),
+    "tw_pack_bits": (None, [_PTR, _I64, _PTR, _I32]),
+    "tw_unpack_bits": (None, [_PTR, _I64, _PTR, _I32]),
+    "tw_pack_trits": (None, [_PTR, _I64, _PTR, _I32]),
+    "tw_unpack_trits": (None, [_PTR, _I64, _PTR, _I32]),
+    "tw_pack_uints": (None, [_PTR, _I64, _I32, _PTR]),
+    "tw_unpack_uints": (None, [_PTR, _I64, _I64, _I32, _PTR]),
+    "tw_rice_unary_bits": (None, [_PTR, _I64, _I32, _I32, _PTR]),
+    "tw_rice_encode": (None, [_PTR, _I64, _I32, _PTR, _PTR]),
+    "tw_rice_decode": (_I64, [_PTR, _I64, _PTR, _I64, _I64, _I32, _PTR]),
+}
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | None:
+    """Load the native library; None where it was not built."""
+    path = Path(__file__).with_name("_native.so")
+    if not path.exists():
+        return None
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def _lib() -> ctypes.CDLL:
+    loaded = library()
+    assert loaded is not None, "the dispatch point only comes here when the library is there"
+    return loaded
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+def _ready(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor of the dtype that the library reads."""
+    return x.contiguous() if x.dtype == dtype else x.to(dtype).contiguous()
+
+
+@lru_cache(maxsize=256)
+def _run_tables(runs: Runs) -> tuple[Tensor, Tensor]:
+    table = torch.tensor(runs, dtype=torch.int64).view(-1, 2)
+    return table[:, 0].contiguous(), table[:, 1].contiguous()
+
+
+# ------------------------------------------------------------------------------------------------------- selection
+
+
+def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, rising
+    n = x.numel()
+    if k >= n:
+        return torch.arange(n)
+    x = _ready(x, torch.float32)
+    out, smallest = torch.empty(k, dtype=torch.int64), ctypes.c_float()
+    _lib().tw_select_topk(x.data_ptr(), n, k, out.data_ptr(), ctypes.byref(smallest), _threads())
+    return out
+
+
+def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:  # (n,), (c,) int64 rising -> (min(c, k),) int64
+    x, candidates = _ready(x, torch.float32), _ready(candidates, torch.int64)
+    out, smallest = torch.empty(min(k, candidates.numel()), dtype=torch.int64), ctypes.c_float()
+    _lib().tw_select_among(
+        x.data_ptr(), candidates.data_ptr(), candidates.numel(), k, out.data_ptr(), ctypes.byref(smallest)
+    )
+    return out
+
+
+def accumulate(
+    parts: Sequence[Tensor],
+    segments: Segments,
+    velocity: Tensor | None,
+    residual: Tensor,
+    thresholds: Sequence[float] | None,
+    capacity: int,
+) -> Tensor | None:
+    tables = _segment_tables(parts, segments)
+    collecting = thresholds is not None
+    limits = torch.tensor(thresholds if collecting else [float("inf")] * len(parts), dtype=torch.float32)
+    found = torch.empty(capacity if collecting else 0, dtype=torch.int64)
+    count = _lib().tw_accumulate(
+        len(parts), *(table.data_ptr() for table in tables), limits.data_ptr(),
+        velocity.data_ptr() if velocity is not None else None, residual.data_ptr(), found.data_ptr(), found.numel(),
+        _threads(),
+    )  # fmt: skip
+    return found[:count] if collecting and count >= 0 else None
+
+
+def error_step(
+    parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor
+) -> None:
+    tables = _segment_tables(parts, segments)
+    if velocity is None:
+        tables = (*tables[:4], torch.zeros(len(parts)), *tables[5:])
+    scale = torch.tensor(ratios, dtype=torch.float32)
+    _lib().tw_error_step(
+        len(parts), *(table.data_ptr() for table in tables), scale.data_ptr(),
+        velocity.data_ptr() if velocity is not None else None, residual.data_ptr(), _threads(),
+    )  # fmt: skip
+
+
+def _segment_tables(parts: Sequence[Tensor], segments: Segments) -> tuple[Tensor, ...]:
+    """The rows as the library reads them; parts and weights are contiguous float32 host tensors."""
+    assert all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
+    assert all(w is None or (w.dtype == torch.float32 and w.is_contiguous()) for w in segments.weights)
+    return (
+        torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64),
+        torch.tensor([w.data_ptr() if w is not None else 0 for w in segments.weights], dtype=torch.int64),
+        torch.tensor([part.numel() for part in parts], dtype=torch.int64),
+        torch.tensor(segments.starts, dtype=torch.int64),
+        torch.tensor(segments.momentum, dtype=torch.float32),
+        torch.tensor(segments.decay, dtype=torch.float32),
+        torch.tensor(segments.nesterov, dtype=torch.int32),
+    )
+
+
+def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
+    pointers = torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64)
+    numels = torch.tensor([part.numel() for part in parts], dtype=torch.int64)
+    offsets = torch.tensor(starts, dtype=torch.int64)
+    indices, values = _ready(indices, torch.int64), _ready(values, torch.float32)
+    _lib().tw_scatter_add(
+        len(parts), pointers.data_ptr(), numels.data_ptr(), offsets.data_ptr(), indices.data_ptr(), values.data_ptr(),
+        indices.numel(), scale,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- quantisation
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    n = x.numel()
+    if n == 0:
+        return x.new_zeros(()), x.new_zeros(())
+    x, out = _ready(x, torch.float32), (ctypes.c_double * 3)()
+    _lib().tw_moments(x.data_ptr(), n, out, _threads())
+    mean = out[0] / n
+    return torch.tensor(max(0.0, out[1] / n - mean * mean) ** 0.5), torch.tensor(out[2], dtype=torch.float32)
+
+
+def ternarize(x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None) -> Tensor:
+    x, out = _ready(x, torch.float32), torch.empty(x.numel(), dtype=torch.int8)
+    cap = float("inf") if limit is None else float(limit)
+    _lib().tw_ternarize(x.data_ptr(), out.data_ptr(), x.numel(), float(scale), cap, key, _threads())
+    return out
+
+
+def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:  # (n,) float32 -> (n,) bool, (B,) float32
+    x = _ready(x, torch.float32)
+    lengths, counts = _run_tables(runs)
+    negative = torch.empty(x.numel(), dtype=torch.bool)
+    scales = torch.empty(int(counts.sum()), dtype=torch.float32)
+    _lib().tw_blockwise_sign(
+        x.data_ptr(), len(runs), lengths.data_ptr(), counts.data_ptr(), negative.data_ptr(), scales.data_ptr(),
+        _threads(),
+    )  # fmt: skip
+    return negative, scales
+
+
+def add_signs(out: Tensor, negative: Tensor, scales: Tensor, runs: Runs, factor: float) -> None:
+    lengths, counts = _run_tables(runs)
+    negative, scales = _ready(negative, torch.bool), _ready(scales, torch.float32)
+    _lib().tw_add_signs(
+        out.data_ptr(), negative.data_ptr(), scales.data_ptr(), len(runs), lengths.data_ptr(), counts.data_ptr(),
+        factor, _threads(),
+    )  # fmt: skip
+
+
+def checksum(words: Tensor, start: int = 0) -> Tensor:  # (n,) int32 -> () int64
+    words = words.contiguous()
+    return torch.tensor(_lib().tw_checksum(words.data_ptr(), words.numel(), start), dtype=torch.int64)
+
+
+# --------------------------------------------------------------------------------------------------------- packing
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    bits = _ready(bits, torch.bool)
+    out = torch.empty(-(-bits.numel() // 8), dtype=torch.uint8)
+    _lib().tw_pack_bits(bits.data_ptr(), bits.numel(), out.data_ptr(), _threads())
+    return out
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    packed, out = packed.contiguous(), torch.empty(count, dtype=torch.bool)
+    _lib().tw_unpack_bits(packed.data_ptr(), count, out.data_ptr(), _threads())
+    return out
+
+
+def pack_trits(trits: Tensor) -> Tensor:
+    trits, out = trits.contiguous(), torch.empty(-(-trits.numel() // 5), dtype=torch.uint8)
+    _lib().tw_pack_trits(trits.data_ptr(), trits.numel(), out.data_ptr(), _threads())
+    return out
+
+
+def unpack_trits(packed: Tensor, count: int) -> Tensor:
+    packed, out = packed.contiguous(), torch.empty(count, dtype=torch.int8)
+    _lib().tw_unpack_trits(packed.data_ptr(), count, out.data_ptr(), _threads())
+    return out
+
+
+def pack_uints(values: Tensor, bits: int) -> Tensor:
+    values, out = _ready(values, torch.int64), torch.zeros(-(-values.numel() * bits // 8), dtype=torch.uint8)
+    _lib().tw_pack_uints(values.data_ptr(), values.numel(), bits, out.data_ptr())
+    return out
+
+
+def unpack_uints(packed: Tensor, count: int, bits: int) -> Tensor:
+    packed, out = packed.contiguous(), torch.empty(count, dtype=torch.int64)
+    _lib().tw_unpack_uints(packed.data_ptr(), packed.numel(), count, bits, out.data_ptr())
+    return out
+
+
+def rice_unary_bits(gaps: Tensor, parameter: int) -> int:
+    gaps, out = _ready(gaps, torch.int64), ctypes.c_int64()
+    _lib().tw_rice_unary_bits(gaps.data_ptr(), gaps.numel(), parameter, 1, ctypes.byref(out))
+    return out.value
+
+
+def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:
+    gaps = _ready(gaps, torch.int64)
+    low = torch.zeros(-(-gaps.numel() * parameter // 8), dtype=torch.uint8)
+    unary = torch.zeros(-(-rice_unary_bits(gaps, parameter) // 8), dtype=torch.uint8)
+    _lib().tw_rice_encode(gaps.data_ptr(), gaps.numel(), parameter, low.data_ptr(), unary.data_ptr())
+    return low, unary
+
+
+def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tensor | None:
+    low, unary, out = low.contiguous(), unary.contiguous(), torch.empty(count, dtype=torch.int64)
+    found = _lib().tw_rice_decode(
+        low.data_ptr(), low.numel(), unary.data_ptr(), unary.numel(), count, parameter, out.data_ptr()
+    )
+    return out if found == count else None

@@ -1,7 +1,8 @@
 """Builds the native kernels. Everything else about the project is in pyproject.toml.
 
-The library is plain C++ behind C functions and is loaded with ctypes: it depends neither on a torch version nor on a Python
-version. Where there is no compiler the installation goes on without it, and thinwire uses its plain-torch kernels.
+The library is plain C++ behind C functions and is loaded with ctypes: it depends neither on a torch version nor on a
+Python version. Where there is no compiler the installation goes on without it, and thinwire uses its plain-torch
+kernels.
 """
 
 import sys
@@ -28,7 +29,14 @@ setup(
             sources=[f"native/{name}.cpp" for name in ("accumulate", "select", "quantize", "pack")],
             depends=["native/parallel.h"],
             # No contraction: the same rounding as plain torch, so that all kernels give the same bits.
-            extra_compile_args=["-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"],
+            extra_compile_args=[
+                "-O3",
+                "-g0",
+                "-std=c++17",
+                "-ffp-contract=off",
+                "-fno-math-errno",
+                "-fno-trapping-math",
+            ],
             extra_link_args=["-pthread"],
             language="c++",
             optional=True,

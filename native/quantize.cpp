@@ -22,9 +22,8 @@ void ternarize_range(const float* __restrict x, int8_t* __restrict out, int64_t 
   for (int64_t i = begin; i < end; ++i) {
     uint32_t random = mix(mix(static_cast<uint32_t>(i) ^ key) ^ key2);
     float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
-    float size = std::fabs(x[i]);
-    size = size < limit ? size : limit;
-    int keep = uniform * scale < size;
+    float threshold = uniform * scale;
+    int keep = (threshold < std::fabs(x[i])) & (threshold < limit);  // never a nan
     out[i] = static_cast<int8_t>(x[i] < 0.0f ? -keep : keep);
   }
 }

@@ -38,6 +38,10 @@ class Bucket:
     ready: Any = None  # a CUDA event after which the gradients are there
 
 
+def _value(future: torch.futures.Future[Tensor]) -> Tensor:
+    return future.value()
+
+
 class Router:
     """What DDP calls: passes each bucket on to ``target``, which is None while no wire is attached."""
 
@@ -57,7 +61,8 @@ class Router:
             ready.record(torch.cuda.current_stream(cuda))
         gradients = list(buffer.split([parameter.numel() for parameter in parameters]))
         self.target(Bucket(parameters, gradients, buffer, future, bucket.is_last(), ready))
-        return future
+        # torch hands a future's exception to C++ as if it were the result; raised in a callback it arrives as an error.
+        return future.then(_value)
 
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Refuse a training step of a detached model before it starts: an error inside backward would break DDP."""

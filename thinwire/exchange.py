@@ -44,7 +44,7 @@ class Exchange(Generic[P]):
     def _exchange(self, turn: Turn, parts: Sequence[Tensor]) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         coded = turn.layout.coded_numel
-        scout = self.compressor.scout(turn)
+        scout = self.compressor.scout(turn, parts[0].device)
         x = self.memory.compensate(turn, parts, scout)  # (n,) what should be sent now
         compensated = time.perf_counter()
         agreed = self.compressor.measure(turn, x[:coded])  # (T,) what all ranks must agree on first

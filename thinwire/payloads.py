@@ -12,6 +12,12 @@ from thinwire.kernels import Runs, add_signs, block_expand, scatter_add
 from thinwire.layout import Layout
 
 
+def _rest(x: Tensor, sent: Tensor) -> Tensor:  # (k,) float32 both -> (k,) float32
+    """x - sent. An inf or nan that was sent has been seen and is gone; a finite x of which a nan was sent is kept."""
+    rest = x - sent
+    return torch.where(torch.isfinite(rest), rest, torch.where(torch.isfinite(x), x, 0.0))
+
+
 @dataclass(frozen=True)
 class Sparse:
     """Some elements of a vector of ``numel``: indices rising, no index twice.
@@ -29,9 +35,7 @@ class Sparse:
         out.index_add_(0, self.indices, self.values)
 
     def subtract_from(self, x: Tensor) -> None:  # (numel,) float32
-        # A plain difference would leave nan where an inf was sent; what was sent exactly is exactly gone.
-        rest = x[self.indices] - self.values
-        x[self.indices] = torch.where(x[self.indices] == self.values, torch.zeros_like(rest), rest)
+        x[self.indices] = _rest(x[self.indices], self.values)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Accepted:
         """x -= accepted, in place."""
         boundary = x.numel() - self.tail.numel()
         self.coded.subtract_from(x[:boundary])
-        x[boundary:].sub_(self.tail)
+        x[boundary:] = _rest(x[boundary:], self.tail)
 
     def dense(self, numel: int) -> Tensor:  # -> (numel,) float32
         """The accepted contribution as a full vector."""
@@ -128,10 +132,11 @@ class SparseResult:
     def write(self, layout: Layout, parts: Sequence[Tensor]) -> None:
         """Zeros everywhere, then the entries in rank order: no dense vector in between."""
         coded = len(layout.coded)
-        torch._foreach_zero_(list(parts[:coded]))
-        starts = [segment.start for segment in layout.coded]
-        for sparse in self.contributions if coded else ():
-            scatter_add(parts[:coded], starts, sparse.indices, sparse.values, 1.0 / self.size)
+        if coded:
+            torch._foreach_zero_(list(parts[:coded]))
+            starts = [segment.start for segment in layout.coded]
+            for sparse in self.contributions:
+                scatter_add(parts[:coded], starts, sparse.indices, sparse.values, 1.0 / self.size)
         if self.tail.numel():
             sizes = [part.numel() for part in parts[coded:]]
             for part, total in zip(parts[coded:], self.tail.split(sizes), strict=True):

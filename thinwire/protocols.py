@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from thinwire.layout import Turn
@@ -49,7 +50,7 @@ class Compressor(Protocol[Chosen]):
     vector and must not be changed. The same inputs give the same payload, bit for bit.
     """
 
-    def scout(self, turn: Turn) -> Scout | None:
+    def scout(self, turn: Turn, device: torch.device) -> Scout | None:
         """Return what to look for while the memory compensates, or None."""
         ...
 

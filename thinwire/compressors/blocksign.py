@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from thinwire.kernels import Runs, blockwise_sign
@@ -28,7 +29,7 @@ class BlockSigns:
 
     block: int | None = None  # elements; None: a tensor is a block
 
-    def scout(self, turn: Turn) -> None:
+    def scout(self, turn: Turn, device: torch.device) -> None:
         return None
 
     def measure(self, turn: Turn, x: Tensor) -> None:

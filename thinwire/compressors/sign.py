@@ -18,7 +18,7 @@ class Sign:
     """sign(x). One bit has no room for 0, so an exact zero votes by a fair, reproducible coin: a fixed side would push
     every unused weight the same way at every step."""
 
-    def scout(self, turn: Turn) -> None:
+    def scout(self, turn: Turn, device: torch.device) -> None:
         return None
 
     def measure(self, turn: Turn, x: Tensor) -> None:

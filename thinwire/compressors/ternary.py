@@ -37,7 +37,7 @@ class Ternarize:
                 rows.append((torch.minimum(largest, limit), limit))
         return rows
 
-    def scout(self, turn: Turn) -> None:
+    def scout(self, turn: Turn, device: torch.device) -> None:
         return None
 
     def measure(self, turn: Turn, x: Tensor) -> Tensor | None:
@@ -54,4 +54,6 @@ class Ternarize:
             for segment, scaler, (_, limit) in zip(turn.layout.coded, scalers, rows, strict=True)
         ]
         blocks = tuple((segment.numel, 1) for segment in turn.layout.coded)
-        return Ternary(torch.cat(trits) if trits else torch.zeros(0, dtype=torch.int8), scalers, blocks)
+        return Ternary(
+            torch.cat(trits) if trits else torch.zeros(0, dtype=torch.int8, device=x.device), scalers, blocks
+        )

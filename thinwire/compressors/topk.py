@@ -60,7 +60,9 @@ class TopK:
         density = self.density(turn.step)
         return sum(entries_kept(density, span.stop - span.start) for _, span in self.scopes(turn.layout))
 
-    def scout(self, turn: Turn) -> Scout | None:
+    def scout(self, turn: Turn, device: torch.device) -> Scout | None:
+        if device.type != "cpu":
+            return None  # reading a threshold back would make the host wait for the device
         layout = turn.layout
         carried = [self._carried.setdefault(name, _Carried()) for name, _ in self.scopes(layout)]
         if self.per_tensor:
@@ -79,7 +81,8 @@ class TopK:
         density, scopes = self.density(turn.step), self.scopes(turn.layout)
         found = scout.found if scout is not None else None
         if found is not None and len(scopes) > 1:
-            cuts = torch.searchsorted(found, torch.tensor([s.start for _, s in scopes] + [x.numel()])).tolist()
+            bounds = torch.tensor([s.start for _, s in scopes] + [x.numel()], device=found.device)
+            cuts = torch.searchsorted(found, bounds).tolist()
         else:
             cuts = [0, found.numel() if found is not None else 0]
         chosen = []

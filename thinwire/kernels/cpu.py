@@ -7,6 +7,7 @@ here expects contiguous host tensors and gives the reference's integers and byte
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -83,8 +84,8 @@ def _run_tables(runs: Runs) -> tuple[Tensor, Tensor]:
 
 def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, rising
     n = x.numel()
-    if k >= n:
-        return torch.arange(n)
+    if k >= n or k == 0:
+        return torch.arange(min(k, n))
     x = _ready(x, torch.float32)
     out, smallest = torch.empty(k, dtype=torch.int64), ctypes.c_float()
     _lib().tw_select_topk(x.data_ptr(), n, k, out.data_ptr(), ctypes.byref(smallest), _threads())
@@ -92,6 +93,8 @@ def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, ris
 
 
 def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:  # (n,), (c,) int64 rising -> (min(c, k),) int64
+    if k == 0:
+        return candidates[:0]
     x, candidates = _ready(x, torch.float32), _ready(candidates, torch.int64)
     out, smallest = torch.empty(min(k, candidates.numel()), dtype=torch.int64), ctypes.c_float()
     _lib().tw_select_among(
@@ -169,7 +172,9 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     x, out = _ready(x, torch.float32), (ctypes.c_double * 3)()
     _lib().tw_moments(x.data_ptr(), n, out, _threads())
     mean = out[0] / n
-    return torch.tensor(max(0.0, out[1] / n - mean * mean) ** 0.5), torch.tensor(out[2], dtype=torch.float32)
+    variance = out[1] / n - mean * mean  # nan where x holds an inf or a nan
+    largest = float("nan") if math.isnan(out[1]) else out[2]  # the library's maximum passes over a nan
+    return torch.tensor(0.0 if variance < 0 else math.sqrt(variance)), torch.tensor(largest, dtype=torch.float32)
 
 
 def ternarize(x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None) -> Tensor:

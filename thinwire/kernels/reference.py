@@ -104,8 +104,8 @@ def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, ris
     A nan counts as larger than everything, so that it is sent and seen instead of hiding in a residual.
     """
     n = x.numel()
-    if k >= n:
-        return torch.arange(n, device=x.device)
+    if k >= n or k == 0:
+        return torch.arange(min(k, n), device=x.device)
     magnitude = _magnitude(x)
     threshold = torch.topk(magnitude, k, sorted=True).values[-1]
     above = torch.nonzero(magnitude > threshold).flatten()
@@ -244,7 +244,7 @@ def ternarize(x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None) -
     """Return sign(x) * b with P(b = 1) = min(|x|, limit) / scale (TernGrad, Eq. 1, 3 and 21), as -1, 0, 1."""
     magnitude = x.abs() if limit is None else torch.minimum(x.abs(), limit)
     keep = uniform(key, x.numel(), x.device) * scale < magnitude
-    return (torch.sign(x) * keep).to(torch.int8)
+    return torch.where(keep, torch.sign(x), 0.0).to(torch.int8)  # a nan is never kept: it shows in the scale
 
 
 def block_means(x: Tensor, runs: Runs) -> Tensor:  # (n,) float32 -> (B,) float32
@@ -280,6 +280,7 @@ def add_signs(
 
 
 INT8_CHUNK = 256
+_INT8_LARGEST_SCALE = 2.67938838e36  # the largest float32 that 127 times is still finite
 
 
 def int8_quantize(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 -> (k,) int8, (ceil(k/256),) float32
@@ -291,7 +292,7 @@ def int8_quantize(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 -> (
     chunks = -(-count // INT8_CHUNK)
     padded = torch.nn.functional.pad(values, (0, chunks * INT8_CHUNK - count)).view(chunks, INT8_CHUNK)
     scales = padded.abs().amax(dim=1) / 127.0 if chunks else values.new_zeros(0)
-    scales = torch.where(torch.isfinite(scales), scales, torch.full_like(scales, float("nan")))
+    scales = torch.where(torch.isfinite(scales), scales, float("nan")).clamp(max=_INT8_LARGEST_SCALE)
     # A denormal scale makes the quotient overflow; the clamp keeps such a chunk within +-127.
     divisor = torch.where(scales > 0, scales, torch.ones_like(scales))
     codes = (padded / divisor[:, None]).round_().clamp_(-127, 127)

@@ -95,7 +95,8 @@ THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, 
         const float* w = segment.weight == nullptr ? nullptr : segment.weight + i;
         int hit = update_block(segment.grad + i, w, us == nullptr ? nullptr : us + i, vs + i, n, segment.momentum,
                                segment.decay, segment.nesterov, segment.threshold);
-        if (hit && !std::isinf(segment.threshold)) {
+        // Beyond the capacity the list is of no use: only the update goes on.
+        if (hit && !std::isinf(segment.threshold) && static_cast<int64_t>(list.size()) <= capacity) {
           for (int64_t j = i; j < i + n; ++j)
             if (!(std::fabs(vs[j]) < segment.threshold)) list.push_back(segment.start + j);
         }

@@ -13,6 +13,31 @@ from torch import Tensor
 from thinwire.kernels import Segments
 
 
+def memory_flat(tensor: Tensor) -> Tensor:  # any shape -> (numel,)
+    """View a tensor's elements in the order in which they lie in memory, which is the order of DDP's buckets.
+
+    A dense tensor in another memory format (channels_last, a transposed weight) is one stretch of memory; anything else
+    is taken row by row, as DDP does.
+    """
+    if tensor.is_contiguous():
+        return tensor.reshape(-1)
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return tensor.reshape(-1)
+            expected *= size
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def shaped_like(flat: Tensor, tensor: Tensor) -> Tensor:  # (numel,) -> the tensor's shape and memory format
+    """Undo memory_flat: a copy with the tensor's dtype."""
+    out = torch.empty_like(tensor, requires_grad=False)
+    view = memory_flat(out)
+    view.copy_(flat)
+    return out if view.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() else view.view_as(out)
+
+
 @dataclass(frozen=True)
 class Segment:
     """One parameter inside a flat vector.
@@ -117,7 +142,7 @@ class Turn:
         """The rows that the kernels read; with weight decay where it acts in front of the compression."""
         decays = [(-h.weight_decay if h.maximize else h.weight_decay) if with_decay else 0.0 for h in self.hypers]
         weights = [
-            self.weights[place].detach().reshape(-1).to(torch.float32) if decay else None
+            memory_flat(self.weights[place].detach()).to(torch.float32) if decay else None
             for place, decay in enumerate(decays)
         ]
         return Segments(

@@ -18,24 +18,31 @@ def entries_kept(density: float, numel: int) -> int:
 
 
 class _Carried:
-    """The threshold that one scope carries to its next step: a little below the smallest magnitude it just chose.
+    """The threshold that one scope carries to its next step: a little below the smallest magnitude that it expects to
+    choose then.
 
-    It only saves work: when too few elements reach it the whole scope is searched, so the choice is exact in any case.
+    It only saves work: when too few or far too many elements reach it the whole scope is searched, so the choice is
+    exact in any case.
     """
 
-    SHARE = 0.75  # of the smallest chosen magnitude, to start with
-    ROOM = 8  # times k elements may pass before it is too low
+    ROOM = 8  # times k elements may pass before the threshold is no help
 
     def __init__(self) -> None:
         self.threshold = float("inf")
-        self.share = self.SHARE
+        self._share = 0.95  # of the expected magnitude: lets about twice as many pass as are wanted
+        self._smallest = 0.0
 
-    def update(self, passed: int, k: int, smallest: float) -> None:
-        if passed < k:
-            self.share = max(0.3, self.share * 0.9)
-        elif passed > 3 * k:
-            self.share = min(0.97, self.share * 1.05)
-        self.threshold = smallest * self.share if smallest > 0 else float("inf")
+    def update(self, passed: int | None, k: int, smallest: float) -> None:
+        """Learn from a step: how many passed (None: too many to count) and the smallest magnitude that was chosen."""
+        if self.threshold < float("inf"):
+            if passed is None or passed > 2.5 * k:
+                self._share += 0.2 * (1.0 - self._share)
+            elif passed < k:
+                self._share *= 0.98
+        # Residuals grow, fast at first: the next step's growth is expected to be the last one's.
+        growth = min(max(0.0, smallest - self._smallest), smallest) if self._smallest > 0 else 0.0
+        self._smallest = smallest
+        self.threshold = (smallest + growth) * self._share if smallest > 0 else float("inf")
 
 
 class TopK:
@@ -63,6 +70,8 @@ class TopK:
     def scout(self, turn: Turn, device: torch.device) -> Scout | None:
         if device.type != "cpu":
             return None  # reading a threshold back would make the host wait for the device
+        if self.sampled:
+            return None  # its choice would depend on what was carried, and a resumed run would choose differently
         layout = turn.layout
         carried = [self._carried.setdefault(name, _Carried()) for name, _ in self.scopes(layout)]
         if self.per_tensor:
@@ -97,6 +106,6 @@ class TopK:
                 picked = select_topk(x[span], k) + span.start
             chosen.append(picked)
             if scout is not None and picked.numel():
-                self._carried[name].update(passed, k, float(x[picked].abs().min()))
+                self._carried[name].update(passed if found is not None else None, k, float(x[picked].abs().min()))
         indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device)
         return Sparse(indices, x[indices], x.numel(), self.num_entries(turn))

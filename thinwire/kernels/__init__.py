@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from thinwire.kernels import cpu, reference
@@ -59,6 +60,11 @@ def describe() -> str:
     if cpu.library() is None:
         return "kernels: reference (plain torch), because the native library was not built (no C++ compiler?)"
     return "kernels: native for host tensors, reference (plain torch) on other devices"
+
+
+def home_name(device: torch.device) -> str:
+    """The home that tensors on this device use: native or reference."""
+    return "native" if device.type == "cpu" and _host_kernels() is cpu else "reference"
 
 
 def _home(tensor: Tensor) -> ModuleType:
@@ -163,6 +169,7 @@ __all__ = [
     "coin",
     "describe",
     "error_step",
+    "home_name",
     "int8_dequantize",
     "int8_quantize",
     "moments",

@@ -1,0 +1,171 @@
+"""How fast the work on a gradient is, from gradient to frame, against the memory floor and plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bench.rows import Row, commit, hardware, measure, percentiles, today
+from thinwire.codecs import SignsCodec, SparseCodec, TernaryCodec
+from thinwire.compressors import BlockSigns, Ternarize, TopK
+from thinwire.layout import Hyper, Layout, Turn
+from thinwire.memory import MomentumCorrection, RescaledError
+from thinwire.payloads import Accepted
+
+SIZES = {"resnet20": 270_000, "resnet50": 25_557_032, "alexnet": 61_100_840, "vgg16": 138_357_544}
+DENSITY = 0.001
+FRAMES = 8
+
+Work = Callable[[int], object]
+
+
+class Bench:
+    """One size on one device: every work beside its plain-torch way, in turns of the same run."""
+
+    def __init__(self, numel: int, device: torch.device, repeats: int) -> None:
+        self.numel, self.device, self.repeats = numel, device, repeats
+        self.layout = Layout.of([("gradient", 0, numel, True)])
+        generator = torch.Generator(device).manual_seed(0)
+        self.gradients = [torch.randn(numel, device=device, generator=generator) for _ in range(3)]
+        other = torch.empty_like(self.gradients[0])
+        self.copy_s = measure(lambda i: other.copy_(self.gradients[i % 3]), device, repeats)
+        self.byte_ms = percentiles(self.copy_s)[1] / (8 * numel)
+
+    def turn(self, step: int) -> Turn:
+        return Turn(self.layout, step, (Hyper(lr=0.1, momentum=0.9),), (self.gradients[0],))
+
+    def gradient(self, step: int) -> Tensor:
+        return self.gradients[step % 3]
+
+    def row(self, name: str, home: str, seconds: list[float], floor_bytes: float | None, torch_ms: float | None) -> Row:
+        p20, p50, p80 = percentiles(seconds)
+        floor = floor_bytes * self.numel * self.byte_ms if floor_bytes is not None else None
+        return Row(
+            name=name, kernels=home, device=self.device.type, numel=self.numel, p20_ms=p20, p50_ms=p50, p80_ms=p80,
+            floor_ms=floor, x_floor=p50 / floor if floor else None, x_torch=torch_ms / p50 if torch_ms else None,
+            threads=torch.get_num_threads(), commit=commit(), hardware=hardware(self.device), date=today(),
+        )  # fmt: skip
+
+    def rows(self) -> Iterator[Row]:
+        yield self.row("memory copy", "torch", self.copy_s, 8, None)
+        home = kernels.home_name(self.device)
+        for name, ours, theirs, floor_bytes in (
+            ("dgc step, 0.1 %", self.dgc(), self.torch_topk(), 20.0),
+            ("terngrad to bytes", self.terngrad(), self.torch_terngrad(), 8.2),
+            ("blocksign step", self.blocksign(), self.torch_blocksign(), 28.0),
+        ):
+            torch_repeats = max(2, self.repeats // 4)
+            plain = measure(theirs, self.device, torch_repeats, warmup=1)
+            yield self.row(name, "plain torch", plain, floor_bytes, None)
+            # Twelve steps bring the residual, and with it the carried threshold, into a steady state.
+            fast = measure(ours, self.device, self.repeats, warmup=12 if name.startswith("dgc") else 3)
+            yield self.row(name, home, fast, floor_bytes, percentiles(plain)[1])
+        decode = measure(self.decode(), self.device, self.repeats)
+        yield self.row(f"decode + add {FRAMES} frames", home, decode, None, None)
+
+    # Each of these returns one step; i counts steps.
+
+    def dgc(self) -> Work:
+        memory, compressor, codec = MomentumCorrection(masking=True), TopK(DENSITY), SparseCodec()
+        tail = torch.zeros(0, device=self.device)
+
+        def step(i: int) -> Tensor:
+            turn = self.turn(i)
+            scout = compressor.scout(turn, self.device)
+            x = memory.compensate(turn, [self.gradient(i)], scout)
+            payload = compressor.compress(turn, x, None, 0, scout)
+            frame = codec.encode(turn, payload, tail)
+            memory.retain(turn, x, Accepted(payload, tail, sent=payload.indices))
+            return frame
+
+        return step
+
+    def torch_topk(self) -> Work:
+        velocity, residual = torch.zeros(self.numel, device=self.device), torch.zeros(self.numel, device=self.device)
+        k = max(1, round(DENSITY * self.numel))
+
+        def step(i: int) -> tuple[Tensor, Tensor]:
+            velocity.mul_(0.9).add_(self.gradient(i))
+            residual.add_(velocity)
+            indices = torch.topk(residual.abs(), k).indices
+            values = residual[indices]
+            residual[indices] = 0.0
+            velocity[indices] = 0.0
+            return indices.to(torch.int32), values
+
+        return step
+
+    def terngrad(self) -> Work:
+        compressor, codec = Ternarize(share_scaler=False), TernaryCodec()
+        tail = torch.zeros(0, device=self.device)
+
+        def step(i: int) -> Tensor:
+            turn = self.turn(i)
+            return codec.encode(turn, compressor.compress(turn, self.gradient(i), None, 0), tail, with_scales=True)
+
+        return step
+
+    def torch_terngrad(self) -> Work:
+        weights = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8, device=self.device)
+        whole = self.numel // 5 * 5
+
+        def step(i: int) -> Tensor:
+            grad = self.gradient(i)
+            limit = 2.5 * grad.std()
+            clipped = grad.clamp(-limit, limit)
+            scale = clipped.abs().max()
+            trits = clipped.sign() * (torch.rand_like(clipped) < clipped.abs() / scale)
+            return ((trits[:whole] + 1).to(torch.uint8).view(-1, 5) * weights).sum(dim=1, dtype=torch.uint8)
+
+        return step
+
+    def blocksign(self) -> Work:
+        memory, compressor, codec = RescaledError(momentum_moved=True), BlockSigns(), SignsCodec()
+        tail = torch.zeros(0, device=self.device)
+
+        def step(i: int) -> Tensor:
+            turn = self.turn(i)
+            x = memory.compensate(turn, [self.gradient(i)])
+            payload = compressor.compress(turn, x, None, 0)
+            frame = codec.encode(turn, payload, tail)
+            memory.retain(turn, x, Accepted(payload, tail))
+            return frame
+
+        return step
+
+    def torch_blocksign(self) -> Work:
+        velocity, error = torch.zeros(self.numel, device=self.device), torch.zeros(self.numel, device=self.device)
+        weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=self.device)
+        whole = self.numel // 8 * 8
+
+        def step(i: int) -> tuple[Tensor, Tensor]:
+            velocity.mul_(0.9).add_(self.gradient(i))
+            error.add_(velocity)
+            scale = error.abs().mean()
+            sign = torch.where(error < 0, -1.0, 1.0)
+            error.sub_(sign, alpha=float(scale))
+            bits = ((sign[:whole] < 0).to(torch.uint8).view(-1, 8) * weights).sum(dim=1, dtype=torch.uint8)
+            return scale, bits
+
+        return step
+
+    def decode(self) -> Work:
+        codec, turn, k = SparseCodec(), self.turn(0), max(1, round(DENSITY * self.numel))
+        tail = torch.zeros(0, device=self.device)
+        frames = []
+        for rank in range(FRAMES):
+            x = self.gradients[rank % 3] if rank < 3 else self.gradients[rank % 3].roll(rank)
+            frames.append(codec.encode(turn, TopK(DENSITY).compress(turn, x, None, rank), tail))
+        out = torch.empty(self.numel, device=self.device)
+        # The zeroing of the output is part of every dense gradient as well; it is not counted here.
+        out.zero_()
+
+        def step(i: int) -> None:
+            parts = [codec.decode(turn, frame, self.numel, k, 0, self.device, "bench")[0] for frame in frames]
+            for part in parts:
+                kernels.scatter_add([out], [0], part.indices, part.values, 1.0 / FRAMES)
+
+        return step

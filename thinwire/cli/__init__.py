@@ -1,0 +1,76 @@
+"""The command `thinwire`: one file a verb."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+import thinwire
+from thinwire.cli import _complaints, bench, cluster, info, train
+
+app = typer.Typer(
+    name="thinwire",
+    help="Data-parallel PyTorch training over thin wires.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("train")(train.train)
+app.command("cluster", context_settings={"allow_interspersed_args": False})(cluster.cluster)
+app.command("info")(info.info)
+app.add_typer(bench.app, name="bench")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"thinwire {thinwire.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end."),
+    ] = False,
+) -> None:
+    pass
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; mistakes are answered with one sentence."""
+    try:
+        result: Any = app(list(arguments), prog_name="thinwire", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except _complaints.Complaint as complaint:
+        return _complain(str(complaint), complaint.exit_code)
+    except _complaints.CLICK_ERROR as error:
+        return _complain(_complaints.sentence_of(error), 2)
+    except typer.Exit as end:
+        return end.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("stopped by Ctrl-C.", 130)
+
+
+def _complain(sentence: str, exit_code: int) -> int:
+    # Under torchrun every rank finds the same mistake: rank 0 says so, and the others wait a little with ending,
+    # because torchrun stops all that are left when the first one ends. A failure can be that of one rank alone.
+    if os.environ.get("RANK", "0") != "0" and exit_code != _complaints.Failure.exit_code:
+        time.sleep(1)
+        return exit_code
+    print(f"thinwire: {sentence}", file=sys.stderr, flush=True)
+    if os.environ.get("THINWIRE_DEBUG"):
+        traceback.print_exc()
+    return exit_code
+
+
+def main() -> None:
+    """The entry point of the installed command."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""Sentences for mistakes: what was not understood, what is known, and what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+
+# typer once depended on click and now carries a copy of it; either way this is the base of its usage errors.
+CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+class Complaint(Exception):
+    """A mistake of the user: shown as one sentence, without a traceback."""
+
+    exit_code = 2
+
+
+class Failure(Complaint):
+    """Something that went wrong while running; not the command line's fault."""
+
+    exit_code = 1
+
+
+class Interrupted(Complaint):
+    """The user pressed Ctrl-C."""
+
+    exit_code = 130
+
+
+def unknown(kind: str, word: str, known: Iterable[str], where: str = "") -> str:
+    """One sentence: "unknown recipe 'digit': did you mean 'digits'? Known: digits, shakespeare."."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    meant = f": did you mean '{near[0]}'? Known" if near else "; known"
+    return f"unknown {kind} '{word}'{where}{meant}: {', '.join(names) or 'none'}."
+
+
+def sentence_of(error: Any) -> str:
+    """One sentence for an error that the command-line parser found."""
+    context = getattr(error, "ctx", None)
+    option = getattr(error, "option_name", None)
+    if option is not None and context is not None:
+        names = [name for param in context.command.params for name in param.opts if name.startswith("--")]
+        return unknown("option", option, [*names, "--help"], f" of '{context.command_path}'")
+    message: str = " ".join(error.format_message().split())
+    commands = getattr(getattr(context, "command", None), "commands", None)
+    if commands and message.startswith("No such command"):
+        return unknown("command", message.split("'")[1], commands)
+    return message[:1].lower() + message[1:].removesuffix(".") + "."

@@ -1,0 +1,182 @@
+"""What the user sees: a live line per method in a terminal, plain lines elsewhere, a table at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from thinwire.cli._job import Job
+from thinwire.recipes import RECIPES
+from thinwire.recipes.loop import Epoch, Event, Outcome, method_name
+from thinwire.recipes.loop import Progress as ProgressEvent
+
+PLAIN_WIDTH = 120  # for files and pipes, where no terminal says how wide it is
+
+
+class Display(Protocol):
+    """Shows events as they come; `close` leaves the terminal as it was."""
+
+    def show(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def console() -> Console:
+    """Standard output, as wide as the terminal or PLAIN_WIDTH."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=PLAIN_WIDTH)
+
+
+def display_for(job: Job) -> Display:
+    """The live display in a terminal, the plain one elsewhere."""
+    out = console()
+    return Live(job, out) if out.is_terminal and not out.is_dumb_terminal else Plain(job)
+
+
+class Plain:
+    """One line per epoch."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.metric = RECIPES[job.recipe].metric
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, Epoch):
+            print(
+                f"{event.spec}  epoch {event.epoch}/{self.job.epochs}  loss {event.loss:.4f}  "
+                f"{self.metric.name} {event.metric:.2f}{self.metric.unit}  "
+                f"{event.samples_per_s:,.0f} samples/s  "
+                f"sent {megabytes(event.bytes_sent)}  ratio {times(event.ratio)}",
+                flush=True,
+            )
+
+    def close(self) -> None:
+        pass
+
+
+class _TimeLeft(ProgressColumn):
+    """Time left while a run is going; the time it took when it is done."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        seconds = task.finished_time if task.finished else task.time_remaining
+        text = "-:--" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+        return Text(f"{text} {'took' if task.finished else 'left'}", style="cyan")
+
+
+@dataclass(frozen=True)
+class _Narrow:
+    """A renderable that leaves room at the right: a ^C typed there must not begin a new line."""
+
+    inner: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.inner, options.update_width(max(1, options.max_width - 3)))
+
+
+class _Lines(Progress):
+    """A progress display of narrow lines."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self.line(self.tasks)
+
+    def line(self, tasks: Sequence[Task]) -> RenderableType:
+        return _Narrow(self.make_tasks_table(tasks))
+
+
+class Live:
+    """One line that changes while a method trains, and stays as it is when the next one begins."""
+
+    def __init__(self, job: Job, out: Console) -> None:
+        self.progress = _Lines(
+            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=8),
+            TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
+            _TimeLeft(table_column=Column(no_wrap=True)),
+            console=out,
+            expand=True,
+        )
+        self.spec: str | None = None
+        self.task = self.progress.add_task("starting workers", total=None, numbers="")
+        self.progress.start()
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, ProgressEvent):
+            if event.spec != self.spec:
+                self._keep_line()
+                self.spec = event.spec
+                self.task = self.progress.add_task(escape(event.spec), total=event.num_steps, numbers="")
+            numbers = (
+                f"{event.epoch:>3}/{event.epochs} loss {event.loss:.3f} {event.samples_per_s:>6,.0f}/s "
+                f"{megabytes(event.bytes_sent):>7} {times(event.ratio):>5}"
+            )
+            self.progress.update(self.task, completed=event.step, numbers=numbers)
+
+    def close(self) -> None:
+        self._keep_line()
+        self.progress.stop()
+
+    def _keep_line(self) -> None:
+        # Printed above the live display, which hides its last line when it has more than the terminal.
+        task = self.progress.tasks[0]
+        self.progress.remove_task(task.id)
+        if self.spec is not None:
+            self.progress.console.print(self.progress.line([task]))
+
+
+def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
+    """Method, metric, difference to dense, bytes, ratio, seconds; and what was not the same for all."""
+    metric = RECIPES[job.recipe].metric
+    dense = next((outcome for outcome in outcomes if outcome.spec in ("dense", "dense:dtype=fp32")), None)
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, show_edge=False)
+    table.add_column("method", overflow="fold")
+    for heading in (metric.name, "to dense", "ratio", "sent/worker", "link ratio", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        table.add_row(
+            escape(outcome.spec),
+            f"{outcome.metric:.2f}{metric.unit}",
+            difference(outcome, dense),
+            times(outcome.ratio),
+            megabytes(outcome.bytes_sent),
+            times(outcome.link_ratio),
+            f"{outcome.seconds:.1f}",
+        )
+    out = console()
+    workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
+    out.print(f"\n[bold]{job.recipe}[/bold]: test {metric.name}, {job.epochs} epochs, {workers}, seed {job.seed}")
+    out.print(table)
+    out.print(
+        "ratio: dense fp32 gradients / frames handed over.  link ratio: dense ring all-reduce / bytes over a link.",
+        style="dim",
+    )
+    factors = {method_name(o.spec): o.lr_factor for o in outcomes if o.lr_factor != 1}
+    for name, factor in factors.items():
+        out.print(f"{name} ran with {factor:g} times the recipe's learning rate.")
+
+
+def difference(outcome: Outcome, dense: Outcome | None) -> str:
+    """The signed distance to dense; a dash for dense itself and where dense did not run."""
+    return "-" if dense is None or outcome is dense else f"{outcome.metric - dense.metric:+.2f}"
+
+
+def megabytes(nbytes: float) -> str:
+    """Bytes in MB (10**6), with three digits that mean something."""
+    value = nbytes / 1e6
+    return f"{value:,.0f} MB" if value >= 100 else f"{value:.1f} MB" if value >= 10 else f"{value:.2f} MB"
+
+
+def times(ratio: float | None) -> str:
+    """A compression ratio: "1.00x", "43.1x", "512x"; a dash where nothing was sent."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:,.0f}x" if ratio >= 100 else f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"

@@ -1,0 +1,103 @@
+"""`thinwire bench kernels` and `thinwire bench wire`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from thinwire.bench.kernels import SIZES, Bench
+from thinwire.bench.wire import wire_rows
+from thinwire.cli import _complaints
+
+app = typer.Typer(no_args_is_help=True, help="Measure kernels and codings on this machine.")
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file, as a JSON list.")]
+
+
+@app.command("kernels")
+def kernels(
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    sizes: Annotated[str, typer.Option(help=f"Comma separated: {', '.join(SIZES)}, or numbers.")] = "resnet20,resnet50",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    repeats: Annotated[int, typer.Option(min=3, help="Timed calls of each work.")] = 15,
+    json_file: JsonFile = None,
+) -> None:
+    """Time the steps of DGC, TernGrad and BlockSign against the memory floor and against plain torch, in one run."""
+    chosen = _device(device)
+    numels = [_size(text.strip()) for text in sizes.split(",")]
+    _check_writable(json_file)
+    torch.set_num_threads(threads)
+    rows: list[dict[str, Any]] = []
+    console = Console()
+    for numel in numels:
+        bench = Bench(numel, chosen, repeats)
+        table = Table(title=f"{numel:,} elements on {device}, milliseconds", title_justify="left", box=None)
+        for heading in ("work", "kernels", "p20", "p50", "p80", "floor", "x floor", "x torch"):
+            table.add_column(heading, justify="left" if heading in ("work", "kernels") else "right", no_wrap=True)
+        for row in bench.rows():
+            rows.append(row.as_dict())
+            times = [f"{value:.3f}" for value in (row.p20_ms, row.p50_ms, row.p80_ms)]
+            optional = [f"{v:.2f}" if v is not None else "" for v in (row.floor_ms, row.x_floor)]
+            table.add_row(row.name, row.kernels, *times, *optional, f"{row.x_torch:.1f}x" if row.x_torch else "")
+        console.print(table)
+    console.print(f"{rows[0]['hardware']}, commit {rows[0]['commit']}, {rows[0]['date']}")
+    _write(json_file, rows)
+
+
+@app.command("wire")
+def wire(
+    numel: Annotated[int, typer.Option(min=1, help="Elements of the gradient.")] = SIZES["resnet50"],
+    densities: Annotated[str, typer.Option(help="Comma separated shares of elements that are sent.")] = "0.001,0.01",
+    json_file: JsonFile = None,
+) -> None:
+    """Show bits a value for every value and index coding, beside the entropy bound."""
+    try:
+        shares = [float(text) for text in densities.split(",")]
+    except ValueError:
+        raise _complaints.Complaint(f"--densities '{densities}' is not a list of numbers such as 0.001,0.01.") from None
+    if not all(0 < share <= 1 for share in shares):
+        raise _complaints.Complaint(f"--densities '{densities}' must lie in (0, 1].")
+    _check_writable(json_file)
+    table = Table(title=f"{numel:,} elements; bits a value that is sent", title_justify="left", box=None)
+    for heading in ("density", "values", "indices", "frame bytes", "ratio", "bits", "index bits", "entropy"):
+        table.add_column(heading, justify="right" if heading not in ("values", "indices") else "left", no_wrap=True)
+    rows = wire_rows(numel, shares)
+    for row in rows:
+        table.add_row(
+            f"{row.density:g}", row.values, row.indices, f"{row.frame_bytes:,}", f"{row.ratio:.0f}x", f"{row.bits:.2f}",
+            f"{row.index_bits:.2f}", f"{row.entropy_bits:.2f}",
+        )  # fmt: skip
+    Console().print(table)
+    _write(json_file, [row.as_dict() for row in rows])
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("cpu", "cuda"):
+        raise _complaints.Complaint(_complaints.unknown("device", name, ["cpu", "cuda"]))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise _complaints.Complaint("--device cuda: torch sees no GPU here; use --device cpu.")
+    return torch.device(name)
+
+
+def _size(text: str) -> int:
+    if text in SIZES:
+        return SIZES[text]
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    raise _complaints.Complaint(_complaints.unknown("size", text, [*SIZES, "a number of elements"]))
+
+
+def _check_writable(path: Path | None) -> None:
+    if path is not None and not path.parent.is_dir():
+        raise _complaints.Complaint(f"--json {path}: the folder {path.parent} does not exist.")
+
+
+def _write(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,0 +1,212 @@
+"""`thinwire cluster`: run a command on every host of an emulated cluster, and count the bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from thinwire import emulation
+from thinwire.cli._complaints import Complaint, Failure, Interrupted
+from thinwire.cli._display import console
+from thinwire.emulation.cluster import check_command
+from thinwire.emulation.settings import check_rank
+
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+T = TypeVar("T")
+
+
+def cluster(
+    hosts: Annotated[int, typer.Option(help="How many hosts.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(help="What to run on every host, after --.", show_default=False)
+    ] = None,
+    rate: Annotated[str, typer.Option(help="The rate of every link, in both directions: 100mbit, 1gbit.")] = "1gbit",
+    uplink: Annotated[str | None, typer.Option(help="Another rate for what hosts send.")] = None,
+    downlink: Annotated[str | None, typer.Option(help="Another rate for what hosts receive.")] = None,
+    latency: Annotated[
+        float, typer.Option(metavar="MS", help="Milliseconds from one host to another; needs netem in the kernel.")
+    ] = 0.0,
+    kill: Annotated[
+        list[str] | None, typer.Option(metavar="RANK@SECONDS", help="kill -9 of everything on a host.")
+    ] = None,
+    cut: Annotated[
+        list[str] | None, typer.Option(metavar="RANK@FROM-TO", help="Pull a host's cable, and put it back.")
+    ] = None,
+    slow: Annotated[list[str] | None, typer.Option(metavar="RANK:RATE", help="Another rate for one host.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write settings, bytes and exit codes to FILE.")
+    ] = None,
+) -> None:
+    """Run a command on every host of an emulated cluster of network namespaces.
+
+    The command finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME
+    in its environment, and NODE_RANK and NNODES for torchrun:
+
+    thinwire cluster --hosts 4 --rate 100mbit -- python train.py
+
+    thinwire cluster --hosts 2 -- sh -c 'torchrun --nnodes $NNODES --node_rank $NODE_RANK
+    --master_addr $MASTER_ADDR --master_port $MASTER_PORT train.py'
+    """
+    faults: list[emulation.Fault] = [
+        *_parsed("--kill", emulation.Kill.parse, kill),
+        *_parsed("--cut", emulation.Cut.parse, cut),
+        *_parsed("--slow", emulation.Slow.parse, slow),
+    ]
+    with _one_sentence():
+        there = emulation.Cluster(hosts, rate, uplink=uplink, downlink=downlink, latency_ms=latency)
+        for fault in faults:
+            check_rank(fault, hosts)
+        check_command(command or [])
+    assert command
+    settings = {
+        "hosts": hosts,
+        "uplink": emulation.rate_text(there.uplink),
+        "downlink": emulation.rate_text(there.downlink),
+        "latency_ms": latency,
+        "faults": [{"kind": type(fault).__name__.lower(), **dataclasses.asdict(fault)} for fault in faults],
+        "command": command,
+    }
+    out = console()
+    with _ending_on_signals(), _json_file(json_file) as write, _one_sentence():
+        try:
+            with there:
+                result = there.run(command, faults=faults, on_line=_printer(out, hosts))
+        except emulation.Interrupted as stop:
+            _report(out, settings, stop.result, write)
+            raise Interrupted(f"stopped by Ctrl-C; all {hosts} hosts have ended.") from None
+        _report(out, settings, result, write)
+    if result.failed_rank is not None:
+        _fail(result, {fault.rank for fault in faults if isinstance(fault, emulation.Kill)})
+
+
+def _fail(result: emulation.Result, killed: set[int]) -> NoReturn:
+    assert result.failed_rank is not None
+    host = result.hosts[result.failed_rank]
+    by_order = " by --kill" if host.rank in killed and host.exit_code == 137 else ""
+    how = f"was killed{by_order}" if host.exit_code == 137 else f"ended with exit code {host.exit_code}"
+    failure = Failure(f"host {host.rank} {how} after {host.seconds:.1f} s.")
+    failure.exit_code = host.exit_code
+    raise failure
+
+
+def _parsed(option: str, parse: Callable[[str], T], texts: Sequence[str] | None) -> Iterator[T]:
+    for text in texts or ():
+        try:
+            yield parse(text)
+        except ValueError as error:
+            raise Complaint(f"{option}: {error}.") from error
+
+
+def _printer(out: Console, num_hosts: int) -> Callable[[int, str], None]:
+    """Print a host's line behind its name, in the host's colour where there are colours."""
+    width = len(str(num_hosts - 1))
+
+    def show(rank: int, line: str) -> None:
+        prefix = f"[host {rank:>{width}}] "
+        if out.is_terminal:
+            text = Text.assemble((prefix, f"bold {COLOURS[rank % len(COLOURS)]}"), Text.from_ansi(line))
+            out.print(text, soft_wrap=True)
+        else:
+            print(f"{prefix}{line}", flush=True)
+
+    return show
+
+
+def _report(
+    out: Console, settings: dict[str, Any], result: emulation.Result, write: Callable[[dict[str, Any]], None]
+) -> None:
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, show_edge=False)
+    for heading in ("host", "exit code", "seconds", "sent", "received", "packets sent", "packets received"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for host in result.hosts:
+        table.add_row(
+            str(host.rank),
+            str(host.exit_code) if host.exit_code == 0 else f"[bold red]{host.exit_code}[/]",
+            f"{host.seconds:.1f}",
+            _size(host.bytes_sent),
+            _size(host.bytes_received),
+            f"{host.packets_sent:,}",
+            f"{host.packets_received:,}",
+        )
+    up, down = settings["uplink"], settings["downlink"]
+    rate = up if up == down else f"{up} up, {down} down"
+    latency = f", {settings['latency_ms']:g} ms" if settings["latency_ms"] else ""
+    count = f"{len(result.hosts)} host{'s' if len(result.hosts) > 1 else ''}"
+    out.print(f"\n[bold]{count}[/bold], {rate}{latency}: bytes by the kernel's interface counters")
+    out.print(table)
+    hosts = [{k: v for k, v in dataclasses.asdict(host).items() if k != "output"} for host in result.hosts]
+    write({"settings": settings, "seconds": result.seconds, "exit_code": result.exit_code, "hosts": hosts})
+
+
+def _size(nbytes: int) -> str:
+    """Bytes with the unit (powers of 1000) that leaves three digits or four."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.2f} {unit}" if nbytes < 100 * size else f"{nbytes / size:.0f} {unit}"
+    return f"{nbytes} B"
+
+
+@contextlib.contextmanager
+def _json_file(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that writes the file; that it can be written is known before anything runs, and nobody sees half."""
+    if path is None:
+        yield lambda value: None
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "it is a folder")
+        partial.touch()
+    except OSError as error:
+        raise Complaint(f"'{path}' cannot be written: {error.strerror}.") from error
+
+    def write(value: dict[str, Any]) -> None:
+        try:
+            partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            raise Failure(f"'{path}' cannot be written: {error.strerror}.") from error
+
+    try:
+        yield write
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _one_sentence() -> Iterator[None]:
+    """What the user did wrong, or what the machine does not allow, as one sentence."""
+    try:
+        yield
+    except (ValueError, emulation.EmulationError) as error:
+        raise Complaint(f"{str(error).rstrip('.')}.") from error
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the stack, so that hosts are ended and removed."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

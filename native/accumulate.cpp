@@ -63,6 +63,31 @@ int update_block(const float* __restrict g, const float* __restrict w, float* __
 
 }  // namespace
 
+namespace {
+
+THINWIRE_CLONES
+uint32_t largest_exponent(const float* x, int64_t n) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    bits &= 0x7F800000u;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+}  // namespace
+
+// 1 when no element is an infinity or a nan.
+THINWIRE_API int tw_all_finite(const float* x, int64_t n, int threads) {
+  std::vector<uint32_t> largest(std::max(1, threads), 0);
+  thinwire::parallel(n, threads, 64, [&](int part, int64_t begin, int64_t end) {
+    largest[part] = largest_exponent(x + begin, end - begin);
+  });
+  return *std::max_element(largest.begin(), largest.end()) != 0x7F800000u;
+}
+
 // Updates u (may be null) and v from the segments' gradients and lists, in rising order, the flat indices of elements that
 // reach their segment's threshold. Returns their number, or -1 when they are more than `capacity` (the update is done
 // in any case).

@@ -394,7 +394,7 @@ HEADER_FAULTS = [
     ("too many elements", NUMEL, u32(2**32 - 1), "4294967295 elements"),
     ("too many entries", COUNT, u32(2**32 - 1), "4294967295"),
     ("more entries", COUNT, u32(2**31), "2147483648"),
-    ("reserved byte", ZERO, b"\1", "reserved"),
+    ("unknown flags", ZERO, b"\2", "flags"),
     ("no tail", TAIL_NUMEL, u32(0), "tail of 0"),
     ("huge tail", TAIL_NUMEL, u32(2**32 - 1), "tail of 4294967295"),
     ("other layout", LAYOUT, u32(0), "layout"),

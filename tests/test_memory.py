@@ -15,10 +15,12 @@ from torch import Tensor
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather, GlobalTopK
 from thinwire.compressors import TopK
+from thinwire.errors import NonFiniteError
 from thinwire.exchange import Exchange
 from thinwire.kernels import stream_key
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import ErrorFeedback, LocalClipping, MomentumCorrection, NoMemory, RescaledError, Velocity
+from thinwire.methods import METHODS
 from thinwire.payloads import Accepted, Signs, Sparse, Ternary
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -275,28 +277,35 @@ def test_memories_without_residual() -> None:
 # -------------------------------------------------------------------------------------------------- what is not finite
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", ["dgc", "gtopk", "terngrad", "blocksign", "dropping", "signsgd"])
 @pytest.mark.parametrize("odd", [NAN, INF, -INF])
-def test_what_is_not_finite_is_seen_once_and_gone(odd: float, values: str) -> None:
-    """An overflowed step (a loss scaler finds its scale by them) shows in the mean and leaves the residual clean."""
-    layout = Layout.of([("w", 0, 1000, True), ("b", 1, 4, False)])
-    hypers = (Hyper(), Hyper())
+def test_a_gradient_that_is_not_finite_stops_all_ranks_and_touches_no_residual(
+    odd: float, name: str, ranks: int
+) -> None:
+    """One rank's bad gradient is heard by every rank in the same exchange; its own memory stays bit for bit."""
+    layout = Layout.of([("w", 0, 1000, True), ("b", 1, 40, True)])
+    hypers = (Hyper(lr=0.1, momentum=0.9),) * 2
 
-    def work(net: ThreadNet) -> list[Tensor]:
-        exchange = Exchange(ErrorFeedback(), TopK(0.01), AllGather(SparseCodec(values)), net)
-        means = []
-        for step in range(3):
-            grad = torch.linspace(-1, 1, 1004)
-            if step == 1 and net.rank == 0:
-                grad[77] = grad[1002] = odd
-            means.append(exchange.mean(Turn(layout, step, hypers), grad).clone())
-        assert bool(torch.isfinite(exchange.memory.state.named["residual"]["w"]).all())
-        assert bool((exchange.memory.state.named["residual"]["b"] == 0).all())
-        return means
+    def work(net: ThreadNet) -> str:
+        exchange = METHODS[name]().aggregator(net, True)
+        exchange.mean(Turn(layout, 0, hypers), torch.linspace(-1, 1, 1040))
+        before = exchange.state_dict()
+        grad = torch.linspace(-1, 1, 1040)
+        if net.rank == ranks - 1:
+            grad[1002] = odd
+        with pytest.raises(NonFiniteError) as caught:
+            exchange.mean(Turn(layout, 1, hypers), grad)
+        for kind, vectors in exchange.state_dict()["memory"].items():
+            for name_, after in vectors.items():
+                if isinstance(after, Tensor):
+                    assert bool(torch.isfinite(after).all())
+                    assert net.rank != ranks - 1 or torch.equal(after, before["memory"][kind][name_])
+        return str(caught.value)
 
-    for means in ThreadWorld(2).run(work):
-        assert bool(torch.isfinite(means[0]).all()) and bool(torch.isfinite(means[2]).all())
-        assert not bool(torch.isfinite(means[1][77])) and not bool(torch.isfinite(means[1][1002]))
+    sentences = ThreadWorld(ranks).run(work)
+    assert "'b' on this rank" in sentences[-1]
+    assert all("another rank" in sentence for sentence in sentences[:-1])
 
 
 def test_finite_values_beside_a_broken_one_are_kept() -> None:

@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from thinwire.errors import NonFiniteError
+from thinwire.kernels import first_nonfinite
 from thinwire.layout import Turn
 from thinwire.local import combine
 from thinwire.payloads import DenseResult, Payload, Result
@@ -44,8 +46,13 @@ class Exchange(Generic[P]):
     def _exchange(self, turn: Turn, parts: Sequence[Tensor]) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         coded = turn.layout.coded_numel
-        scout = self.compressor.scout(turn, parts[0].device)
-        x = self.memory.compensate(turn, parts, scout)  # (n,) what should be sent now
+        bad = first_nonfinite(parts)
+        if bad is not None:
+            # This rank's memory stays as it is and it sends zeros, with the alarm that makes all ranks stop.
+            turn.alarm.own = turn.layout.segments[bad].name
+            parts = [torch.zeros_like(part) for part in parts]
+        scout = self.compressor.scout(turn, parts[0].device) if bad is None else None
+        x = self.memory.compensate(turn, parts, scout) if bad is None else torch.cat(list(parts))  # (n,) to be sent now
         compensated = time.perf_counter()
         agreed = self.compressor.measure(turn, x[:coded])  # (T,) what all ranks must agree on first
         if agreed is not None:
@@ -53,6 +60,8 @@ class Exchange(Generic[P]):
         payload = self.compressor.compress(turn, x[:coded], agreed, self.net.rank, scout)  # what we choose to send
         result, accepted = self.collective.mean(turn, payload, x[coded:], self.net)  # what the group really used
         exchanged = time.perf_counter()
+        if turn.alarm.rings:
+            raise NonFiniteError(_alarm_sentence(turn))
         self.memory.retain(turn, x, accepted)  # keep the rest: nothing is ever lost
         if self.local is not None:
             grad = torch.cat(list(parts))
@@ -80,6 +89,14 @@ class Exchange(Generic[P]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.memory.load_state_dict(state["memory"])
         self.collective.load_state_dict(state["collective"])
+
+
+def _alarm_sentence(turn: Turn) -> str:
+    where = f"of {turn.alarm.own!r} on this rank" if turn.alarm.own else f"on another rank ({turn.alarm.heard_from})"
+    return (
+        f"the gradient {where} holds an inf or a nan at step {turn.step}; no residual was touched by it; lower the "
+        'learning rate or the loss scale, or attach with on_nonfinite="skip" or scaler=... to pass over such steps'
+    )
 
 
 class _Stateless:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -113,6 +113,21 @@ class Hyper:
     maximize: bool = False
 
 
+@dataclass
+class Alarm:
+    """Whether a gradient of this exchange is not finite, on this rank or, as frames tell, on another.
+
+    Every frame that a rank builds while it rings says so, so that one exchange is enough for all ranks to know.
+    """
+
+    own: str | None = None  # the parameter, on a rank that has the bad gradient
+    heard_from: str | None = None
+
+    @property
+    def rings(self) -> bool:
+        return self.own is not None or self.heard_from is not None
+
+
 @dataclass(frozen=True)
 class Turn:
     """Everything that one exchange needs to know besides the gradient itself.
@@ -125,6 +140,7 @@ class Turn:
     step: int
     hypers: tuple[Hyper, ...]
     weights: tuple[Tensor, ...] = ()
+    alarm: Alarm = field(default_factory=Alarm, compare=False)
 
     def runs(self) -> Iterator[tuple[slice, Hyper]]:
         """Yield the longest stretches of the flat vector whose parameters share their hyper-parameters."""

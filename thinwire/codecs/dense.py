@@ -21,7 +21,16 @@ def count_elements(blocks: Runs) -> int:
 
 
 def _header(turn: Turn, kind: str, numel: int, count: int, tail: Tensor, parameter: int = 0) -> Header:
-    return Header(kind, numel, count, tail.numel(), turn.layout.fingerprint, turn.step, parameter=parameter)
+    return Header(
+        kind,
+        numel,
+        count,
+        tail.numel(),
+        turn.layout.fingerprint,
+        turn.step,
+        parameter=parameter,
+        alarm=turn.alarm.rings,
+    )
 
 
 def _check_count(origin: str, count: int, expected: int) -> None:

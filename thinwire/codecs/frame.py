@@ -38,6 +38,7 @@ class Header:
     index_code: int = 0
     value_code: int = 0
     parameter: int = 0  # Rice parameter, or bits a level
+    alarm: bool = False  # a rank that this frame speaks for has a gradient that is not finite
 
 
 def padded(nbytes: int) -> int:
@@ -63,7 +64,7 @@ def build(header: Header, sections: list[Tensor], nbytes: int | None = None) -> 
     assert frame.numel() >= HEADER_NBYTES + body, "a frame larger than its budget must not be built"
     fields = HEADER.pack(
         MAGIC, VERSION, KINDS[header.kind], header.numel, header.count, header.index_code, header.value_code,
-        header.parameter, 0, header.tail, header.layout, header.step & 0xFFFFFFFF, body, 0,
+        header.parameter, int(header.alarm), header.tail, header.layout, header.step & 0xFFFFFFFF, body, 0,
     )  # fmt: skip
     frame[:HEADER_NBYTES] = torch.frombuffer(bytearray(fields), dtype=torch.uint8).to(device)
     start = HEADER_NBYTES
@@ -129,11 +130,11 @@ def open_frame(
     if frame.storage_offset() % 4 or not frame.is_contiguous():
         frame = frame.clone()
     fields = HEADER.unpack(bytes(frame[:HEADER_NBYTES].tolist()))
-    magic, version, kind_code, numel_, count, index_code, value_code, parameter, reserved = fields[:9]
+    magic, version, kind_code, numel_, count, index_code, value_code, parameter, flags = fields[:9]
     tail_, layout, step, body_nbytes, sum_ = fields[9:]
     check(magic == MAGIC, f"it starts with {magic!r}, not with {MAGIC!r}")
     check(version == VERSION, f"its format version is {version}, this library reads version {VERSION}")
-    check(reserved == 0, "its reserved byte is not zero")
+    check(flags <= 1, f"its flags {flags} are unknown")
     check(kind_code == KINDS[kind], f"its kind is {kind_code}, expected {KINDS[kind]} ({kind})")
     check(
         layout == turn.layout.fingerprint,
@@ -151,5 +152,7 @@ def open_frame(
         f"its body of {body_nbytes} bytes does not fit into {frame.numel() - HEADER_NBYTES}",
     )
     check(int(_frame_checksum(frame)) == sum_, "its checksum does not match")
+    if flags and turn.alarm.heard_from is None:
+        turn.alarm.heard_from = origin
     header = Header(kind, numel_, count, tail_, layout, step, index_code, value_code, parameter)
     return header, Body(frame[HEADER_NBYTES : HEADER_NBYTES + body_nbytes].to(device), origin)

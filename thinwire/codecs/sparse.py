@@ -42,7 +42,7 @@ class SparseCodec:
         header = Header(
             kind="sparse", numel=numel, count=indices.numel(), tail=tail.numel(), layout=turn.layout.fingerprint,
             step=turn.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
-            parameter=parameter,
+            parameter=parameter, alarm=turn.alarm.rings,
         )  # fmt: skip
         sections = [as_bytes(tail), *encode_values(self.values, values), *index_sections]
         return build(header, sections, self.nbytes(numel, k, tail.numel()))

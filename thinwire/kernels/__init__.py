@@ -79,6 +79,10 @@ def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:
     return _home(x).select_among(x, candidates, k)
 
 
+def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
+    return _home(parts[0]).first_nonfinite(parts) if parts else None
+
+
 def accumulate(
     parts: Sequence[Tensor],
     segments: Segments,
@@ -169,6 +173,7 @@ __all__ = [
     "coin",
     "describe",
     "error_step",
+    "first_nonfinite",
     "home_name",
     "int8_dequantize",
     "int8_quantize",

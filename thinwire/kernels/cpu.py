@@ -21,6 +21,7 @@ _I64, _I32, _U32, _F32, _PTR = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ct
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_accumulate": (_I64, [_I64] + [_PTR] * 11 + [_I64, _I32]),
+    "tw_all_finite": (_I32, [_PTR, _I64, _I32]),
     "tw_error_step": (None, [_I64] + [_PTR] * 10 + [_I32]),
     "tw_scatter_add": (None, [_I64, _PTR, _PTR, _PTR, _PTR, _PTR, _I64, _F32]),
     "tw_select_among": (_I64, [_PTR, _PTR, _I64, _I64, _PTR, _PTR]),
@@ -101,6 +102,13 @@ def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:  # (n,), (c,)
         x.data_ptr(), candidates.data_ptr(), candidates.numel(), k, out.data_ptr(), ctypes.byref(smallest)
     )
     return out
+
+
+def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
+    for place, part in enumerate(parts):
+        if not _lib().tw_all_finite(_ready(part, torch.float32).data_ptr(), part.numel(), _threads()):
+            return place
+    return None
 
 
 def accumulate(

@@ -135,6 +135,16 @@ def select_sampled(x: Tensor, k: int, key: int) -> Tensor:  # (n,) float32 -> (<
     return passed[select_topk(x[passed], k)]
 
 
+def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
+    """Return the place of the first part that holds an inf or a nan, or None."""
+    # Zero times anything finite is zero, and a sum of zeros cannot overflow.
+    if not parts:
+        return None
+    sums = torch.stack([(part * 0).sum() for part in parts]).cpu()
+    bad = torch.nonzero(~torch.isfinite(sums)).flatten()
+    return int(bad[0]) if bad.numel() else None
+
+
 def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:  # (n,), (c,) int64 rising -> (min(c, k),) int64
     """Return the k largest magnitudes among the candidates, by the rules of select_topk."""
     return candidates[select_topk(x[candidates], k)]

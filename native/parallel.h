@@ -27,8 +27,8 @@ int parallel(int64_t n, int threads, int64_t align, const Work& work) {
 
 }  // namespace thinwire
 
-// Hot loops are compiled once a vector width and chosen when the library is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
+// Hot loops are compiled once a vector width and chosen when the library is loaded: too early for AddressSanitizer.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
 #define THINWIRE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define THINWIRE_CLONES

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.ddp import is_attached
+from thinwire.ddp import has_foreign_hook, is_attached
+from thinwire.gate import Gate, Scaler
 from thinwire.groups import check_agreement, own_net
 from thinwire.hierarchy import machine_groups
 from thinwire.methods import Method, parse_method
@@ -30,6 +31,8 @@ def attach(
     method: Method | str,
     *,
     hierarchy: HierarchySpec = None,
+    on_nonfinite: str = "raise",
+    scaler: Scaler | None = None,
 ) -> Wire:
     """Compress the gradients of a DistributedDataParallel model from the next backward pass on.
 
@@ -37,6 +40,11 @@ def attach(
     raise the same ValueError when they differ, and then nothing is changed. ``method`` is a method object or its
     string form. ``hierarchy`` averages exactly inside each machine and compresses between machines: "auto" takes the
     machines from LOCAL_WORLD_SIZE, a number is the ranks a machine has, a list of lists names their ranks.
+
+    A gradient that holds an inf or a nan never enters a residual. ``on_nonfinite="raise"`` stops all ranks with an
+    error; "skip" passes over the whole step on all ranks. With mixed precision give the ``torch.amp.GradScaler`` as
+    ``scaler``: it then sees the infinity on every rank and lowers its scale, and gradients are unscaled before they
+    meet a residual. "skip" and ``scaler`` exchange after the whole backward pass instead of bucket by bucket.
     """
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(
@@ -53,14 +61,25 @@ def attach(
         chosen = parse_method(method) if isinstance(method, str) else method
         view = _check(model, optimizer, chosen)
         groups = machine_groups(hierarchy, parent.size)
+        _check_gate(on_nonfinite, scaler)
     except ValueError as problem:
         error = str(problem)
-    check_agreement(parent, _description(model, chosen, groups), error)
+    gated = scaler is not None or on_nonfinite == "skip"
+    check_agreement(
+        parent, {**_description(model, chosen, groups), "on_nonfinite": on_nonfinite, "gated": gated}, error
+    )
     assert view is not None and chosen is not None
-    wire = Wire(model, view, chosen, own_net(parent), groups)
+    wire = Wire(model, view, chosen, own_net(parent), groups, Gate(scaler) if gated else None)
     if parent.size == 1:
         log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", chosen)
     return wire
+
+
+def _check_gate(on_nonfinite: object, scaler: object) -> None:
+    if on_nonfinite not in ("raise", "skip"):
+        raise ValueError(f'on_nonfinite must be "raise" or "skip", not {on_nonfinite!r}')
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise ValueError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
 
 
 def _device_of(model: DistributedDataParallel) -> torch.device:
@@ -78,6 +97,8 @@ def _check(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, met
         raise ValueError(f"method must be a thinwire method such as thinwire.DGC() or its string form, not {method!r}")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"attach needs a torch optimizer, not {type(optimizer).__name__}")
+    if has_foreign_hook(model):
+        raise ValueError("this model has a communication hook already and DDP takes only one; wrap it in a new DDP")
     for name, module in model.module.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ValueError(f"module {name!r} makes sparse gradients, which DDP hooks cannot take; use sparse=False")

@@ -43,13 +43,26 @@ def _value(future: torch.futures.Future[Tensor]) -> Tensor:
 
 
 class Router:
-    """What DDP calls: passes each bucket on to ``target``, which is None while no wire is attached."""
+    """What DDP calls: passes each bucket on to ``target``, which is None while no wire is attached.
+
+    The target is known weakly: DDP keeps the router where no garbage collector looks, so a wire held by it would live,
+    and keep its model, for ever. It is the optimizer's hook that keeps a wire whose name the user let go.
+    """
 
     def __init__(self) -> None:
-        self.target: Callable[[Bucket], None] | None = None
+        self._target: weakref.WeakMethod[Callable[[Bucket], None]] | None = None
+
+    @property
+    def target(self) -> Callable[[Bucket], None] | None:
+        return self._target() if self._target is not None else None
+
+    @target.setter
+    def target(self, method: Callable[[Bucket], None] | None) -> None:
+        self._target = weakref.WeakMethod(method) if method is not None else None
 
     def hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if self.target is None:
+        target = self.target
+        if target is None:
             raise DetachedError(_DETACHED)
         buffer = bucket.buffer()
         parameters = bucket.parameters()
@@ -60,7 +73,7 @@ class Router:
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(cuda))
         gradients = list(buffer.split([parameter.numel() for parameter in parameters]))
-        self.target(Bucket(parameters, gradients, buffer, future, bucket.is_last(), ready))
+        target(Bucket(parameters, gradients, buffer, future, bucket.is_last(), ready))
         # torch hands a future's exception to C++ as if it were the result; raised in a callback it arrives as an error.
         return future.then(_value)
 
@@ -87,6 +100,11 @@ def router_of(model: DistributedDataParallel) -> Router:
 def is_attached(model: DistributedDataParallel) -> bool:
     router = _routers.get(model)
     return router is not None and router.target is not None
+
+
+def has_foreign_hook(model: DistributedDataParallel) -> bool:
+    """Whether somebody else registered a communication hook; DDP takes one in a model's life."""
+    return model not in _routers and bool(getattr(model, "_comm_hooks", []))
 
 
 class Worker:
@@ -128,6 +146,11 @@ class Worker:
             return
         for bucket in buckets:
             bucket.future.set_result(bucket.buffer)
+
+    @property
+    def broken(self) -> bool:
+        """Whether an exchange failed, after which the ranks may be out of step."""
+        return self._broken is not None
 
     def wait(self) -> None:
         """Return when all jobs so far are done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire.transport import Net, TorchNet
+from thinwire.transport import BystanderNet, Net, TorchNet
 
 
 def _timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | None:
@@ -22,28 +23,53 @@ def _timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | 
     return timeout if isinstance(timeout, timedelta) else None
 
 
-def own_net(parent: TorchNet, members: Sequence[int] | None = None) -> TorchNet:
-    """Return a new group of the parent's members (ranks inside the parent; None: all of them).
+# Groups that were given back, by the group that they were made from and by their ranks. Every group costs threads that
+# poll, but it cannot be destroyed and made again: torch gives a group of a subgroup the name of an earlier one when the
+# process knows as many groups as then, and its ranks then meet the addresses that the earlier one left in the store.
+_spare: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], list[Any]]]" = weakref.WeakKeyDictionary()
 
-    All members of the new group must call this in the same order; where the parent is the whole world, all ranks of the
-    world must.
+
+def own_net(parent: TorchNet, members: Sequence[int] | None = None) -> TorchNet:
+    """Return a group of the parent's members (rising ranks inside the parent; None: all of them) for our use alone.
+
+    All ranks of the parent must call this, and ``give_back``, in the same order.
     """
+    ranks = _global_ranks(parent, members)
+    spare = _spare.setdefault(parent.group, {}).get(tuple(ranks))
+    group = spare.pop() if spare else _new_group(parent, ranks)
+    if dist.get_rank() not in ranks:
+        return BystanderNet(len(ranks), parent.compute_device)
+    return TorchNet(group, parent.compute_device)
+
+
+def give_back(parent: TorchNet, net: TorchNet, members: Sequence[int] | None = None) -> None:
+    """Keep what ``own_net`` returned, with nothing under way on it, for the next call."""
+    spare = _spare.setdefault(parent.group, {}).setdefault(tuple(_global_ranks(parent, members)), [])
+    spare.append(None if isinstance(net, BystanderNet) else net.group)
+
+
+def _global_ranks(parent: TorchNet, members: Sequence[int] | None) -> list[int]:
     world = dist.get_process_group_ranks(parent.group)
-    ranks = world if members is None else [world[member] for member in members]
+    return world if members is None else [world[member] for member in members]
+
+
+def _new_group(parent: TorchNet, ranks: list[int]) -> Any:
     options: dict[str, Any] = {
         "backend": dist.get_backend(parent.group),
         "timeout": _timeout_of(parent.group, parent.device),
     }
-    if len(world) == dist.get_world_size():
-        return TorchNet(dist.new_group(ranks, **options), parent.compute_device)
+    if parent.size == dist.get_world_size():
+        return dist.new_group(ranks, **options)
     # Only some ranks of the world are here. torch then names a group by its ranks and by how many groups a process
     # knows, and waits for ever when the members' counts differ: those who know fewer make groups of one first.
     counts = gather_texts(parent, str(len(dist.distributed_c10d._world.pg_names)))
     me = [dist.get_rank()]
-    for _ in range(max(map(int, counts)) - int(counts[parent.rank])):
-        dist.new_group(me, use_local_synchronization=True, **options)
+    missing = max(map(int, counts)) - int(counts[parent.rank])
+    fillers = [dist.new_group(me, use_local_synchronization=True, **options) for _ in range(missing)]
     group = dist.new_group(ranks, use_local_synchronization=True, **options)
-    return TorchNet(group, parent.compute_device) if group is not None else parent
+    for filler in fillers:
+        dist.destroy_process_group(filler)
+    return group
 
 
 def gather_texts(net: Net, text: str) -> list[str]:

@@ -6,9 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from thinwire.errors import NonFiniteError
 from thinwire.exchange import reduce_flat
+from thinwire.kernels import first_nonfinite
 from thinwire.layout import Turn
 from thinwire.protocols import Aggregator
 from thinwire.transport import Net
@@ -28,6 +31,8 @@ def machine_groups(hierarchy: str | int | Sequence[Sequence[int]] | None, size: 
         text = os.environ.get("LOCAL_WORLD_SIZE")
         if text is None:
             raise ValueError('hierarchy="auto" needs LOCAL_WORLD_SIZE, which torchrun sets; or give ranks a machine')
+        if not text.isdecimal():
+            raise ValueError(f'hierarchy="auto" needs a whole number in LOCAL_WORLD_SIZE, not {text!r}')
         hierarchy = int(text)
     if isinstance(hierarchy, int) and not isinstance(hierarchy, bool):
         if hierarchy < 1 or size % hierarchy:
@@ -35,10 +40,14 @@ def machine_groups(hierarchy: str | int | Sequence[Sequence[int]] | None, size: 
                 f"hierarchy={hierarchy} ranks a machine does not divide the {size} ranks; give a list of groups instead"
             )
         return tuple(tuple(range(first, first + hierarchy)) for first in range(0, size, hierarchy))
+    unreadable = f'hierarchy must be None, "auto", a number of ranks or a list of groups, not {hierarchy!r}'
     if isinstance(hierarchy, (str, bool)):
-        raise ValueError(f'hierarchy must be None, "auto", a number of ranks or a list of groups, not {hierarchy!r}')
-    groups = tuple(tuple(group) for group in hierarchy)
-    if sorted(rank for group in groups for rank in group) != list(range(size)):
+        raise ValueError(unreadable)
+    try:
+        groups = tuple(tuple(sorted(int(rank) for rank in group)) for group in hierarchy)
+    except (TypeError, ValueError):
+        raise ValueError(unreadable) from None
+    if not all(groups) or sorted(rank for group in groups for rank in group) != list(range(size)):
         raise ValueError(f"hierarchy {groups} must name each of the ranks 0 to {size - 1} exactly once")
     return groups
 
@@ -58,9 +67,20 @@ class Hierarchy:
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:
         self.local.all_reduce(grad)
         grad.mul_(self.weight)
+        alarm: NonFiniteError | None = None
         if self.leads:
-            grad = self.inner.mean(turn, grad)
+            try:
+                grad = self.inner.mean(turn, grad)
+            except NonFiniteError as error:
+                # The other ranks of the machine wait for the mean: what they get tells them.
+                alarm, grad = error, torch.full_like(grad, float("nan"))
         self.local.broadcast(grad, 0)
+        if alarm is None and not self.leads and first_nonfinite([grad]) is not None:
+            alarm = NonFiniteError(
+                f"a gradient holds an inf or a nan at step {turn.step}, says this machine's first rank"
+            )
+        if alarm is not None:
+            raise alarm
         return grad
 
     def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
@@ -70,9 +90,11 @@ class Hierarchy:
         return self.inner.residual_square_sum()
 
     def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
-        """The first rank's share stands for its whole machine, so that the mean over all ranks is the group's."""
-        rest = self.inner.leftover(numels, rates)
-        return {name: tensor / self.weight for name, tensor in rest.items()}
+        return self.share(self.inner.leftover(numels, rates))
+
+    def share(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The first rank's vectors stand for its whole machine, so that the mean over all ranks is the machines'."""
+        return {name: tensor / self.weight for name, tensor in vectors.items()} if self.leads else {}
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

@@ -96,6 +96,11 @@ class Method:
     def averaging_interval(self) -> int | None:
         return None
 
+    @property
+    def replicas_drift(self) -> bool:
+        """Whether ranks go different ways, so that they must be made equal when the method is left."""
+        return self.averaging_interval is not None
+
     def is_coded(self, name: str, shape: torch.Size) -> bool:
         """Whether a parameter goes through the compressor; the others travel dense in the same frame."""
         return not any(fnmatchcase(name, pattern) for pattern in getattr(self, "exclude", ()))
@@ -356,6 +361,10 @@ class Noop(Method):
     """No communication at all: how fast would it be with a free network? Replicas drift apart; for measuring only."""
 
     name: ClassVar[str] = "noop"
+
+    @property
+    def replicas_drift(self) -> bool:
+        return True
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         return NoopMean(net)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.layout import Hyper
+from thinwire.layout import Hyper, memory_flat, shaped_like
 
 
 class OptimizerView:
@@ -116,11 +116,16 @@ class OptimizerView:
             state = self.optimizer.state.get(parameter, {})
             buffer = state.pop("momentum_buffer", None)
             if buffer is not None:
-                buffers[name] = buffer.detach().reshape(-1).to(torch.float32).clone()
+                buffers[name] = self._turned(parameter, memory_flat(buffer.detach()).to(torch.float32, copy=True))
         return buffers
+
+    def _turned(self, parameter: Tensor, velocity: Tensor) -> Tensor:
+        """SGD's buffer of a maximised objective belongs to the negated gradient; ours never does."""
+        return -velocity if self.hyper(parameter).maximize else velocity
 
     def take_velocity(self, velocity: dict[str, Tensor]) -> None:
         """Take momentum buffers back, (numel,) float32 each."""
         for name, buffer in velocity.items():
             parameter = self.parameters[name]
-            self.optimizer.state[parameter]["momentum_buffer"] = buffer.view_as(parameter).to(parameter.dtype).clone()
+            buffer = shaped_like(self._turned(parameter, buffer), parameter.detach())
+            self.optimizer.state[parameter]["momentum_buffer"] = buffer

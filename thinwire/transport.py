@@ -187,6 +187,14 @@ class TorchNet(_Counted):
             tensor.copy_(wire)
 
 
+class BystanderNet(TorchNet):
+    """What a rank that is no member sees of a group: its size, and never a byte."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        _Counted.__init__(self)
+        self.rank, self.size, self.compute_device = -1, size, device
+
+
 class ThreadWorld:
     """Shared ground of ranks that are threads of one process: real concurrency, no sockets, any number of ranks."""
 

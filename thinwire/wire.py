@@ -9,13 +9,15 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import Bucket, Router, Worker, router_of
+from thinwire.errors import DetachedError
+from thinwire.gate import Gate
 from thinwire.groups import check_agreement, own_net
 from thinwire.hierarchy import Groups, Hierarchy
-from thinwire.layout import Layout, Turn
+from thinwire.layout import Layout, Turn, shaped_like
 from thinwire.local import average_parameters
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
-from thinwire.protocols import Aggregator
+from thinwire.protocols import Aggregator, Clock
 from thinwire.stats import Stats
 from thinwire.transport import TorchNet
 
@@ -26,9 +28,15 @@ class Wire:
     """Made by ``thinwire.attach``. All methods that change something are collective: every rank calls them alike."""
 
     def __init__(
-        self, model: DistributedDataParallel, view: OptimizerView, method: Method, net: TorchNet, groups: Groups | None
+        self,
+        model: DistributedDataParallel,
+        view: OptimizerView,
+        method: Method,
+        net: TorchNet,
+        groups: Groups | None,
+        gate: Gate | None,
     ) -> None:
-        self.model, self.method = model, method
+        self.model, self.method, self._gate = model, method, gate
         self._view, self._net, self._groups = view, net, groups
         self._parameters = view.parameters  # name -> parameter, in the model's order
         self._names = list(self._parameters)
@@ -37,6 +45,8 @@ class Wire:
         self._step = 0
         self._optimizer_steps = 0
         self._dense_bytes = 0
+        self._attached = True
+        self._spent = Clock()  # by the methods before the last switch
         self._pending: dict[str, Tensor] = {}
         self._waiting: list[Bucket] = []
         self._handles: list[Any] = []
@@ -48,14 +58,15 @@ class Wire:
         self._router.target = self._on_bucket
         self._install()
         if method.takes_momentum(view.is_sgd):
-            self._set_velocity(view.give_velocity())
+            self._set_memory("velocity", view.give_velocity())
 
     # ----------------------------------------------------------------------------------------- what a user calls
 
     @property
     def stats(self) -> Stats:
         """Totals so far; a snapshot."""
-        self._worker.wait()
+        if self._attached:
+            self._worker.wait()
         traffic, clock = self._wire_net.traffic, self._aggregator.clock
         inside = self._local_net.traffic if self._local_net is not None else None
         return Stats(
@@ -66,20 +77,21 @@ class Wire:
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             bytes_inside=inside.sent if inside is not None else 0,
-            seconds_compensating=clock.compensating,
-            seconds_compressing=clock.compressing,
+            seconds_compensating=self._spent.compensating + clock.compensating,
+            seconds_compressing=self._spent.compressing + clock.compressing,
             seconds_communicating=traffic.seconds + (inside.seconds if inside is not None else 0.0),
             residual_norm=self._aggregator.residual_square_sum() ** 0.5,
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything of this rank that a later run needs: residuals, velocities, errors, counters, method."""
-        self._worker.wait()
+        self._wait()
         return {
             "format": STATE_FORMAT,
             "method": str(self.method),
             "world_size": self._net.size,
             "rank": self._net.rank,
+            "hierarchy": self._groups,
             "step": self._step,
             "optimizer_steps": self._optimizer_steps,
             "pending": {name: tensor.clone() for name, tensor in self._pending.items()},
@@ -88,7 +100,7 @@ class Wire:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where ``state_dict`` left off; a state that does not fit raises and changes nothing."""
-        self._worker.wait()
+        self._wait()
         self._check_state(state)
         self._step = state["step"]
         self._optimizer_steps = state["optimizer_steps"]
@@ -96,7 +108,12 @@ class Wire:
         self._aggregator.load_state_dict(state["aggregator"])
 
     def switch(self, method: Method | str) -> None:
-        """Change the method between two steps; what the old one kept goes into the next gradient."""
+        """Change the method between two steps; nothing that the old one kept is lost.
+
+        Gradients that were not sent go into the next gradient. What momentum has acted on already stays a residual
+        where the new method has one of that kind, and is applied to the parameters at once where it has not.
+        """
+        self._wait()
         error, chosen = None, None
         try:
             chosen = parse_method(method) if isinstance(method, str) else method
@@ -107,44 +124,54 @@ class Wire:
                 self._view.check_takeover(chosen.name)
         except ValueError as problem:
             error = str(problem)
-        self._worker.wait()
         check_agreement(self._net, {"method": repr(chosen)}, error)
         assert chosen is not None
-        if self.method.averaging_interval:
-            average_parameters(self._parameters.values(), self._net)
-        velocity = self._velocity()
-        for name, rest in self._leftover().items():
-            self._pending[name] = self._pending[name] + rest if name in self._pending else rest
+        self._reunite()
+        took, takes = self.method.takes_momentum(self._view.is_sgd), chosen.takes_momentum(self._view.is_sgd)
+        velocity, rest, old = self._velocity(), self._leftover(), self._aggregator
+        if took and not takes:
+            self._view.take_velocity(self._mean_velocity())
+        elif takes and not took:
+            velocity = self._view.give_velocity()
         self._uninstall()
-        if self.method.takes_momentum(self._view.is_sgd):
-            if not chosen.takes_momentum(self._view.is_sgd):
-                self._view.take_velocity(self._mean_over_ranks(velocity))
-        else:
-            velocity = self._view.give_velocity() if chosen.takes_momentum(self._view.is_sgd) else {}
+        self._spent.compensating += old.clock.compensating
+        self._spent.compressing += old.clock.compressing
         self.method, self._layouts = chosen, {}
         self._aggregator = self._build(chosen)
         self._install()
-        if chosen.takes_momentum(self._view.is_sgd):
-            self._set_velocity(velocity)
+        if takes:
+            self._set_memory("velocity", velocity)
+        if not took:
+            for name, tensor in rest.items():
+                self._pending[name] = self._pending[name] + tensor if name in self._pending else tensor
+        elif takes and "residual" in self._memory.state.kinds:
+            self._set_memory("residual", _scaled(rest, self._weight))
+        else:
+            self._apply(self._mean_over_ranks(rest))
 
     def detach(self) -> dict[str, Tensor]:
         """End compression: momentum goes back to the optimizer; returns what was not sent, as the group's mean by name.
 
         Another training step of the model then needs a new ``attach`` (or a new DDP around the module).
         """
-        if self._router.target is None:
+        if not self._attached:
             return {}
         self._worker.wait()
+        self._reunite()
         if self.method.takes_momentum(self._view.is_sgd):
-            self._view.take_velocity(self._mean_over_ranks(self._velocity()))
+            self._view.take_velocity(self._mean_velocity())
         rest = self._leftover()
         for name, pending in self._pending.items():
             rest[name] = rest[name] + pending if name in rest else pending
         mean = self._mean_over_ranks(rest)
+        self._attached = False
         self._router.target = None
         self._uninstall()
         self._worker.stop()
-        return {name: tensor.view_as(self._parameters[name]) for name, tensor in mean.items()}
+        for net in {self._net, self._wire_net, self._local_net}:
+            if net is not None:
+                net.close()
+        return {name: shaped_like(tensor, self._parameters[name].detach()) for name, tensor in mean.items()}
 
     # ------------------------------------------------------------------------------------------------- assembling
 
@@ -170,10 +197,13 @@ class Wire:
     def _install(self) -> None:
         sgd = self._view.is_sgd
         self._view.take_over(momentum=self.method.takes_momentum(sgd), weight_decay=self.method.takes_weight_decay(sgd))
+        if self._gate is not None:
+            self._handles.append(self._view.optimizer.register_step_pre_hook(self._gate.before_optimizer_step))
         self._handles.append(self._view.optimizer.register_step_post_hook(self._after_optimizer_step))
         if self._may_have_unused:
+            used = self._used  # not self: a parameter's hook that knows its wire would keep both alive for ever
             for parameter in self._parameters.values():
-                self._handles.append(parameter.register_post_accumulate_grad_hook(self._mark_used))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(lambda p: used.add(id(p))))
 
     def _uninstall(self) -> None:
         self._view.release()
@@ -187,12 +217,9 @@ class Wire:
 
     # --------------------------------------------------------------------------------------------------- stepping
 
-    def _mark_used(self, parameter: Tensor) -> None:
-        self._used.add(id(parameter))
-
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""
-        if not self._aggregator.whole_model:
+        if not self._aggregator.whole_model and self._gate is None:
             self._submit([bucket], self._step)
         else:
             if self._waiting and any(p is bucket.parameters[0] for b in self._waiting for p in b.parameters):
@@ -210,6 +237,7 @@ class Wire:
         hypers = {self._ordinals[id(p)]: self._view.hyper(p) for p in parameters}
         used = [id(p) in self._used for p in parameters] if self._may_have_unused else None
         self._used.difference_update(map(id, parameters))
+        scale = self._gate.scale() if self._gate is not None else 1.0
 
         def work(buckets: list[Bucket]) -> None:
             gradients = {
@@ -217,8 +245,12 @@ class Wire:
             }
             if used is not None:
                 self._drop_unused(gradients, used)
-            if gradients:
-                self._exchange(gradients, hypers, step)
+            if not gradients:
+                return
+            if self._gate is not None and not self._gate.passes(list(gradients.values()), self._net):
+                self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
+                return
+            self._exchange(gradients, hypers, step, scale)
 
         self._worker.submit(buckets, work)
 
@@ -241,7 +273,7 @@ class Wire:
             layout = self._layouts[ordinals] = Layout.of(rows)
         return layout
 
-    def _exchange(self, gradients: dict[int, Tensor], hypers: dict[int, Any], step: int) -> None:
+    def _exchange(self, gradients: dict[int, Tensor], hypers: dict[int, Any], step: int, scale: float) -> None:
         # By name order, not bucket order: the same flat vector whatever the buckets were.
         layout = self._layout(tuple(sorted(gradients)))
         turn = Turn(
@@ -253,16 +285,22 @@ class Wire:
         with torch.no_grad():
             lying = [gradients[segment.ordinal] for segment in layout.segments]
             parts = [part.to(torch.float32) for part in lying]  # the gradient itself where it is float32 already
+            if scale != 1.0:
+                torch._foreach_div_(parts, scale)
             for segment, part in zip(layout.segments, parts, strict=True):
                 if segment.name in self._pending:
                     part.add_(self._pending.pop(segment.name))
             self._dense_bytes += 4 * layout.numel
             self._aggregator.reduce(turn, parts)
+            if scale != 1.0:
+                torch._foreach_mul_(parts, scale)
             for gradient, part in zip(lying, parts, strict=True):
                 if gradient is not part:
                     gradient.copy_(part)
 
     def _after_optimizer_step(self, *_: Any) -> None:
+        if self._gate is not None and self._gate.was_skipped():
+            return
         self._optimizer_steps += 1
         interval = self.method.averaging_interval
         if interval and self._optimizer_steps % interval == 0:
@@ -280,9 +318,44 @@ class Wire:
     def _velocity(self) -> dict[str, Tensor]:
         return dict(self._memory.state.named.get("velocity", {})) if self._memory is not None else {}
 
-    def _set_velocity(self, velocity: dict[str, Tensor]) -> None:
-        if velocity:
-            self._memory.load_state_dict({**self._memory.state_dict(), "velocity": velocity})
+    def _mean_velocity(self) -> dict[str, Tensor]:
+        mine = self._velocity()
+        if isinstance(self._aggregator, Hierarchy):
+            mine = self._aggregator.share(mine)
+        return self._mean_over_ranks(mine)
+
+    def _set_memory(self, kind: str, vectors: dict[str, Tensor]) -> None:
+        if vectors:
+            self._memory.load_state_dict({**self._memory.state_dict(), kind: vectors})
+
+    @property
+    def _weight(self) -> float:
+        return self._aggregator.weight if isinstance(self._aggregator, Hierarchy) else 1.0
+
+    def _wait(self) -> None:
+        """Return when all exchanges so far are done; refuse where there will be no more."""
+        if not self._attached:
+            raise DetachedError("this wire was detached; call thinwire.attach again")
+        self._worker.wait()
+
+    def _reunite(self) -> None:
+        """Make the replicas equal again after a method that lets them drift apart: parameters and optimizer state."""
+        if self.method.replicas_drift:
+            tensors = list(self._parameters.values())
+            for parameter in self._parameters.values():
+                for value in self._view.optimizer.state.get(parameter, {}).values():
+                    if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
+                        tensors.append(value)
+            average_parameters(tensors, self._net)
+
+    def _apply(self, mean: dict[str, Tensor]) -> None:
+        """Step by an update that momentum has acted on already: w -= lr * mean."""
+        with torch.no_grad():
+            for name, update in mean.items():
+                parameter = self._parameters[name]
+                hyper = self._view.hyper(parameter)
+                rate = hyper.lr if hyper.maximize else -hyper.lr
+                parameter.add_(shaped_like(update, parameter.detach()), alpha=rate)
 
     def _leftover(self) -> dict[str, Tensor]:
         numels = {name: p.numel() for name, p in self._parameters.items()}
@@ -302,19 +375,36 @@ class Wire:
     def _check_state(self, state: dict[str, Any]) -> None:
         if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
             raise ValueError("this is not a wire's state_dict, or one of another format version")
+        own = self.state_dict()
+        _check_keys(own, state)
         if state["method"] != str(self.method):
             raise ValueError(f"the state belongs to method {state['method']}, the wire uses {self.method}")
-        for key, mine in (("world_size", self._net.size), ("rank", self._net.rank)):
-            if state[key] != mine:
-                raise ValueError(f"the state was saved with {key} {state[key]}, this process has {key} {mine}")
-        named = dict(state["pending"])
-        for vectors in (state["aggregator"].get("memory") or {}).values():
-            named.update({name: v for name, v in vectors.items() if isinstance(v, Tensor)})
-        for name, tensor in named.items():
-            parameter = self._parameters.get(name)
-            if parameter is None:
-                raise ValueError(f"the state has a parameter {name!r} that the model does not have")
-            if tensor.numel() != parameter.numel():
-                raise ValueError(
-                    f"the state has {tensor.numel()} elements for {name!r}, the model has {parameter.numel()}"
-                )
+        for key in ("world_size", "rank", "hierarchy"):
+            if state[key] != own[key]:
+                raise ValueError(f"the state was saved with {key} {state[key]}, this process has {key} {own[key]}")
+        _check_keys(own["aggregator"], state["aggregator"])
+        served = state["aggregator"].get("collective", {}).get("starts", {})
+        for room, kinds in {"": {"pending": state["pending"]}, **state["aggregator"]}.items():
+            for vectors in kinds.values():
+                for name, tensor in vectors.items():
+                    if isinstance(tensor, Tensor):
+                        self._check_vector(name, tensor, served.get(name, 0) if room == "collective" else None)
+
+    def _check_vector(self, name: str, tensor: Tensor, start: int | None) -> None:
+        """Raise when a saved vector is not of the model; a server's begins at ``start`` and may be a part."""
+        parameter = self._parameters.get(name)
+        if parameter is None:
+            raise ValueError(f"the state has a parameter {name!r} that the model does not have")
+        numel = parameter.numel()
+        if tensor.numel() != numel if start is None else start + tensor.numel() > numel:
+            raise ValueError(f"the state has {tensor.numel()} elements for {name!r}, the model has {numel}")
+
+
+def _check_keys(own: dict[str, Any], other: dict[str, Any]) -> None:
+    for key in own:
+        if key not in other:
+            raise ValueError(f"the state has no {key!r}: it is not a whole wire's state_dict")
+
+
+def _scaled(vectors: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
+    return {name: tensor * factor for name, tensor in vectors.items()}

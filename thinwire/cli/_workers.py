@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import thinwire
 from thinwire.cli._complaints import Complaint, Failure, Interrupted
 from thinwire.cli._job import Job
 from thinwire.recipes import RECIPES
@@ -89,6 +90,8 @@ def launch(job: Job, num_workers: int, on_event: Callable[[Event], None]) -> Non
         except KeyboardInterrupt:
             _end_all(workers)
             raise Interrupted(f"stopped by Ctrl-C; all {num_workers} workers have ended.") from None
+        except (EOFError, ConnectionError) as error:
+            raise Failure("the local workers could not be started.") from error
 
 
 def _supervise(workers: list[BaseProcess], pipes: list[Connection], on_event: Callable[[Event], None]) -> None:
@@ -170,7 +173,14 @@ def _context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch._dynamo"])
-    multiprocessing.forkserver.ensure_running()
+    # The server puts its working directory in front of the module path: let it find the package that this process
+    # uses, and not another one that lies where the user stands. Workers go back to the user's directory by themselves.
+    before = Path.cwd()
+    os.chdir(Path(thinwire.__file__).parent.parent)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.chdir(before)
     return context
 
 

@@ -33,7 +33,8 @@ T = TypeVar("T")
 def cluster(
     hosts: Annotated[int, typer.Option(help="How many hosts.")],
     command: Annotated[
-        list[str] | None, typer.Argument(help="What to run on every host, after --.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="COMMAND...", help="What to run on every host, after --.", show_default=False),
     ] = None,
     rate: Annotated[str, typer.Option(help="The rate of every link, in both directions: 100mbit, 1gbit.")] = "1gbit",
     uplink: Annotated[str | None, typer.Option(help="Another rate for what hosts send.")] = None,
@@ -195,6 +196,9 @@ def _one_sentence() -> Iterator[None]:
         yield
     except (ValueError, emulation.EmulationError) as error:
         raise Complaint(f"{str(error).rstrip('.')}.") from error
+    except BrokenPipeError:  # nobody reads the output any more, as in: thinwire cluster ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(128 + signal.SIGPIPE) from None
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ def open_frame(
     check(frame.dtype == torch.uint8 and frame.dim() == 1, "it is not a vector of bytes")
     check(frame.numel() >= HEADER_NBYTES, f"{frame.numel()} bytes are too short for the {HEADER_NBYTES}-byte header")
     check(frame.numel() % 4 == 0, f"its length {frame.numel()} is not a multiple of 4")
-    if frame.storage_offset() % 4 or not frame.is_contiguous():
+    if frame.storage_offset() % 4 or frame.data_ptr() % 4 or not frame.is_contiguous():
         frame = frame.clone()
     fields = HEADER.unpack(bytes(frame[:HEADER_NBYTES].tolist()))
     magic, version, kind_code, numel_, count, index_code, value_code, parameter, flags = fields[:9]

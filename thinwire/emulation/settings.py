@@ -1,0 +1,90 @@
+"""What a user may ask for, as text and as values: rates and faults."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_NUMBER = r"\d+(?:\.\d+)?"
+MIN_RATE = 10_000  # below, a single packet of 1500 bytes takes more than a second
+MAX_RATE = 100 * 10**9
+
+
+def parse_rate(text: str | int) -> int:
+    """Bits per second: "100mbit", "1.5gbit" or "1gbit/s"; a whole number is taken as it is."""
+    rate = text
+    if isinstance(text, str):
+        match = re.fullmatch(rf"({_NUMBER})\s*([a-z]+?)(?:/s)?", text.strip().lower())
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(f"the rate '{text}' is not understood; write a number and bit, kbit, mbit or gbit")
+        rate = round(float(match[1]) * _UNITS[match[2]])
+    if not MIN_RATE <= int(rate) <= MAX_RATE:
+        raise ValueError(f"the rate '{text}' is not between {rate_text(MIN_RATE)} and {rate_text(MAX_RATE)}")
+    return int(rate)
+
+
+def rate_text(rate: int) -> str:
+    """A rate as `parse_rate` reads it: "1gbit"."""
+    unit, size = max(((u, s) for u, s in _UNITS.items() if s <= max(1, rate)), key=lambda pair: pair[1])
+    return f"{rate / size:.12g}{unit}"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """kill -9 of everything on a host, so many seconds after the start."""
+
+    rank: int
+    at_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Kill:
+        match = re.fullmatch(rf"(\d+)@({_NUMBER})", text.strip())
+        if match is None:
+            raise ValueError(f"the fault '{text}' is not understood; write RANK@SECONDS: 1@2.5")
+        return cls(int(match[1]), float(match[2]))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The cable of a host is pulled and, later, put back."""
+
+    rank: int
+    from_s: float
+    to_s: float
+
+    def __post_init__(self) -> None:
+        if self.to_s <= self.from_s:
+            raise ValueError(f"the cut of host {self.rank} ends ({self.to_s:g} s) before it begins ({self.from_s:g} s)")
+
+    @classmethod
+    def parse(cls, text: str) -> Cut:
+        match = re.fullmatch(rf"(\d+)@({_NUMBER})-({_NUMBER})", text.strip())
+        if match is None:
+            raise ValueError(f"the fault '{text}' is not understood; write RANK@FROM-TO in seconds: 1@2-5")
+        return cls(int(match[1]), float(match[2]), float(match[3]))
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A host whose link has another rate, in both directions."""
+
+    rank: int
+    rate: int
+
+    @classmethod
+    def parse(cls, text: str) -> Slow:
+        rank, colon, rate = text.strip().partition(":")
+        if not (colon and rank.isdecimal()):
+            raise ValueError(f"the fault '{text}' is not understood; write RANK:RATE: 1:10mbit")
+        return cls(int(rank), parse_rate(rate))
+
+
+Fault = Kill | Cut | Slow
+
+
+def check_rank(fault: Fault, num_hosts: int) -> None:
+    """A ValueError when the fault names a host that is not there."""
+    if not 0 <= fault.rank < num_hosts:
+        known = "the only rank is 0" if num_hosts == 1 else f"ranks go from 0 to {num_hosts - 1}"
+        raise ValueError(f"a fault names host {fault.rank}, but {known}")

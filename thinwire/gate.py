@@ -1,0 +1,63 @@
+"""Passing over a whole step when a gradient is not finite: for loss scaling, and for whoever prefers that to an error.
+
+A step can only be passed over as a whole, so a gated wire exchanges everything after the last bucket. All ranks first
+agree, with one byte, whether any gradient of any rank holds an inf or a nan. If so no memory is touched on any rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels import first_nonfinite
+from thinwire.transport import Net
+
+
+class Scaler(Protocol):
+    """What a gate needs of torch.amp.GradScaler."""
+
+    def get_scale(self) -> float: ...
+
+
+class Gate:
+    """With a ``scaler`` gradients enter the memory unscaled and leave it scaled again; the scaler sees an infinity on
+    every rank when a step is passed over, skips its optimizer step and lowers its scale. Without one the optimizer's
+    next step finds no gradients and changes nothing."""
+
+    def __init__(self, scaler: Scaler | None) -> None:
+        self.scaler = scaler
+        self.skipped = 0  # steps passed over so far
+        self._drop_gradients = False
+
+    def scale(self) -> float:
+        """The factor on the gradients of the backward pass that is running."""
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+
+    def passes(self, gradients: Sequence[Tensor], net: Net) -> bool:
+        """Whether all ranks' gradients are finite; if not they are all made infinite, on all ranks alike."""
+        bad = first_nonfinite([gradient.to(torch.float32) for gradient in gradients]) is not None
+        flag = torch.tensor([bad], dtype=torch.uint8, device=gradients[0].device)
+        net.all_reduce(flag, largest=True)
+        if not bool(flag):
+            return True
+        for gradient in gradients:
+            gradient.fill_(float("inf"))
+        self.skipped += 1
+        self._drop_gradients = self.scaler is None
+        return False
+
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer without gradients does nothing at all: neither momentum nor weight decay nor Adam's counter
+        moves."""
+        if self._drop_gradients:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def was_skipped(self) -> bool:
+        """Whether the optimizer step that just ended was one to pass over; true once a skipped step."""
+        skipped, self._drop_gradients = self._drop_gradients, False
+        return skipped

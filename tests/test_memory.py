@@ -456,3 +456,23 @@ def test_an_exchange_goes_on_from_its_state(sampled: bool) -> None:
         return same
 
     assert ThreadWorld(1).run(work) == [[True] * 6]
+
+
+def test_steps_at_learning_rate_zero_leave_both_errors_of_blocksign_alone() -> None:
+    """Nothing of such a step is applied, so nothing may enter or leave an error; the velocity goes on as SGD's does."""
+    layout = Layout.of([("w", 0, 300, True), ("b", 1, 20, True)])
+
+    def work(net: ThreadNet) -> None:
+        exchange = METHODS["blocksign"]().aggregator(net, True)
+        for step, rate in enumerate([0.1, 0.0, 0.0, 0.05]):
+            before = exchange.state_dict()
+            hypers = (Hyper(lr=rate, momentum=0.9), Hyper(lr=0.1, momentum=0.9))
+            exchange.mean(Turn(layout, step, hypers), torch.linspace(-1, 1, 320) * (net.rank + 1))
+            after = exchange.state_dict()
+            for room in ("memory", "collective"):
+                for name in set(before[room]["residual"]) & set(after[room]["residual"]):
+                    same = torch.equal(before[room]["residual"][name], after[room]["residual"][name])
+                    assert same == (rate == 0.0 and name == "w"), (room, name, step)
+                assert after[room]["rates"].get("w", 0.1) == (rate or 0.1)
+
+    ThreadWorld(3).run(work)

@@ -70,6 +70,9 @@ def attach(
     )
     assert view is not None and chosen is not None
     wire = Wire(model, view, chosen, own_net(parent), groups, Gate(scaler) if gated else None)
+    wide = next((name for name, p in view.parameters.items() if p.dtype == torch.float64), None)
+    if wide is not None:
+        log.warning("thinwire: gradients are exchanged as float32, also those of float64 parameters such as %s", wide)
     if parent.size == 1:
         log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", chosen)
     return wire

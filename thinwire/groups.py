@@ -26,7 +26,7 @@ def _timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | 
 # Groups that were given back, by the group that they were made from and by their ranks. Every group costs threads that
 # poll, but it cannot be destroyed and made again: torch gives a group of a subgroup the name of an earlier one when the
 # process knows as many groups as then, and its ranks then meet the addresses that the earlier one left in the store.
-_spare: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], list[Any]]]" = weakref.WeakKeyDictionary()
+_spare: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], list[Any]]] = weakref.WeakKeyDictionary()
 
 
 def own_net(parent: TorchNet, members: Sequence[int] | None = None) -> TorchNet:
@@ -64,12 +64,9 @@ def _new_group(parent: TorchNet, ranks: list[int]) -> Any:
     # knows, and waits for ever when the members' counts differ: those who know fewer make groups of one first.
     counts = gather_texts(parent, str(len(dist.distributed_c10d._world.pg_names)))
     me = [dist.get_rank()]
-    missing = max(map(int, counts)) - int(counts[parent.rank])
-    fillers = [dist.new_group(me, use_local_synchronization=True, **options) for _ in range(missing)]
-    group = dist.new_group(ranks, use_local_synchronization=True, **options)
-    for filler in fillers:
-        dist.destroy_process_group(filler)
-    return group
+    for _ in range(max(map(int, counts)) - int(counts[parent.rank])):  # never destroyed: names would come back
+        dist.new_group(me, use_local_synchronization=True, **options)
+    return dist.new_group(ranks, use_local_synchronization=True, **options)
 
 
 def gather_texts(net: Net, text: str) -> list[str]:

@@ -216,7 +216,8 @@ class MomentumCorrection(_Stateful):
 class RateRatio:
     """eta_{t-1} / eta_t of every parameter: an error is stored in units of the step size that it missed.
 
-    A learning rate of zero applies nothing, so the error keeps the units of the last rate that was not zero.
+    A learning rate of zero applies nothing, so the error keeps the units of the last rate that was not zero; what an
+    exchange does to it meanwhile is undone (``hold`` before, ``release`` after).
     """
 
     def __init__(self) -> None:
@@ -226,6 +227,17 @@ class RateRatio:
         """Return the ratio of the stored rate and ``rate``, 1 where one of them is zero."""
         previous = self.rates.get(name, 0.0)
         return previous / rate if previous and rate else 1.0
+
+    @staticmethod
+    def hold(turn: Turn, error: Tensor) -> list[tuple[slice, Tensor]]:
+        """Return copies of the errors whose learning rate is zero."""
+        pairs = zip(turn.layout.segments, turn.hypers, strict=True)
+        return [(segment.span, error[segment.span].clone()) for segment, hyper in pairs if hyper.lr == 0]
+
+    @staticmethod
+    def release(held: list[tuple[slice, Tensor]], error: Tensor) -> None:
+        for span, copy in held:
+            error[span] = copy
 
     def advance(self, turn: Turn) -> Iterator[tuple[Segment, float]]:
         """Yield every segment with its ratio, and remember the current rates."""
@@ -249,10 +261,12 @@ class RescaledError(_Stateful):
         super().__init__()
         self.momentum_moved = momentum_moved
         self.ratio = RateRatio()
+        self._held: list[tuple[slice, Tensor]] = []
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
         parts = as_parts(turn.layout, grad)
         residual = self.state.flat("residual", turn.layout, parts[0].device)
+        self._held = self.ratio.hold(turn, residual)
         ratios = [ratio for _, ratio in self.ratio.advance(turn)]
         moved = self.momentum_moved and any(hyper.momentum for hyper in turn.hypers)
         velocity = self.state.flat("velocity", turn.layout, parts[0].device) if moved else None
@@ -261,6 +275,7 @@ class RescaledError(_Stateful):
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
+        self.ratio.release(self._held, x)
 
     def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
         return {name: e * self.ratio.rescale(name, rates[name]) for name, e in super().leftover(rates).items()}

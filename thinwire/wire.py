@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.ddp import Bucket, Router, Worker, router_of
 from thinwire.errors import DetachedError
 from thinwire.gate import Gate
-from thinwire.groups import check_agreement, own_net
+from thinwire.groups import check_agreement, give_back, own_net
 from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, Turn, shaped_like
 from thinwire.local import average_parameters
@@ -51,6 +51,7 @@ class Wire:
         self._waiting: list[Bucket] = []
         self._handles: list[Any] = []
         self._used: set[int] = set()
+        self._machine_nets: list[tuple[TorchNet, tuple[int, ...]]] = []
         self._local_net, self._wire_net = self._make_nets(groups)
         self._aggregator = self._build(method)
         self._worker = Worker(net.compute_device)
@@ -168,9 +169,10 @@ class Wire:
         self._router.target = None
         self._uninstall()
         self._worker.stop()
-        for net in {self._net, self._wire_net, self._local_net}:
-            if net is not None:
-                net.close()
+        if not self._worker.broken:  # else something may still be under way on them
+            for net, members in self._machine_nets:
+                give_back(self._net, net, members)
+            give_back(TorchNet(self.model.process_group, self._net.compute_device), self._net)
         return {name: shaped_like(tensor, self._parameters[name].detach()) for name, tensor in mean.items()}
 
     # ------------------------------------------------------------------------------------------------- assembling
@@ -179,14 +181,10 @@ class Wire:
         """Return the net inside this machine (None without a hierarchy) and the net that is compressed on."""
         if groups is None:
             return None, self._net
-        local: TorchNet | None = None
-        for group in groups:
-            net = own_net(self._net, group)
-            if self._net.rank in group:
-                local = net
-        leaders = own_net(self._net, [group[0] for group in groups])
-        assert local is not None
-        return local, leaders
+        leaders = tuple(group[0] for group in groups)
+        self._machine_nets = [(own_net(self._net, members), members) for members in (*groups, leaders)]
+        local = next(net for net, members in self._machine_nets if self._net.rank in members)
+        return local, self._machine_nets[-1][0]
 
     def _build(self, method: Method) -> Aggregator:
         aggregator = method.aggregator(self._wire_net, self._view.is_sgd)

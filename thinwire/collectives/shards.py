@@ -33,7 +33,8 @@ class Piece:
         return slice(self.segment.start + self.start, self.segment.start + self.stop)
 
 
-def _bounds(segment: Segment, rank: int, size: int, topology: str) -> tuple[int, int]:
+def bounds(segment: Segment, rank: int, size: int, topology: str) -> tuple[int, int]:
+    """Return the part of a tensor that a rank serves: first element and end, equal when it serves none of it."""
     if topology == "server" or segment.numel < WHOLE_BELOW:
         owner = 0 if topology == "server" else segment.ordinal % size
         return (0, segment.numel) if rank == owner else (0, 0)
@@ -127,7 +128,7 @@ def shards(layout: Layout, size: int, topology: str) -> tuple[Shard, ...]:
     for rank in range(size):
         pieces = []
         for place, segment in enumerate(layout.segments):
-            start, stop = _bounds(segment, rank, size, topology) if segment.coded else (0, 0)
+            start, stop = bounds(segment, rank, size, topology) if segment.coded else (0, 0)
             if stop > start:
                 pieces.append(Piece(segment, place, start, stop))
         tail = layout.tail_numel

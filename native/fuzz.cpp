@@ -1,0 +1,337 @@
+// Fuzzes the kernels that read bytes from the wire; not part of the library. `python benchmarks/fuzz_frames.py --native`
+// builds it with AddressSanitizer and UndefinedBehaviorSanitizer and runs it; every buffer is a heap block of exactly the
+// size that the caller in thinwire/kernels/cpu.py would give, so that one byte read or written too far is found. Results
+// are compared with slow code that is obviously right. Inputs that reach new edges of the library (-fsanitize-coverage=
+// trace-pc) become seeds. With clang and -DTHINWIRE_LIBFUZZER -fsanitize=fuzzer the same entry point serves libFuzzer.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+extern "C" {
+uint32_t tw_checksum(const uint32_t* words, int64_t n, uint32_t start);
+void tw_add_signs(float* out, const uint8_t* negative, const float* scales, int64_t num_runs, const int64_t* lengths,
+                  const int64_t* counts, float factor, int threads);
+void tw_pack_bits(const uint8_t* bits, int64_t n, uint8_t* out, int threads);
+void tw_unpack_bits(const uint8_t* packed, int64_t n, uint8_t* out, int threads);
+void tw_pack_trits(const int8_t* trits, int64_t n, uint8_t* out, int threads);
+void tw_unpack_trits(const uint8_t* packed, int64_t n, int8_t* out, int threads);
+void tw_pack_uints(const int64_t* values, int64_t n, int bits, uint8_t* out);
+void tw_unpack_uints(const uint8_t* packed, int64_t nbytes, int64_t n, int bits, int64_t* out);
+void tw_rice_unary_bits(const int64_t* gaps, int64_t n, int first, int choices, int64_t* out);
+void tw_rice_encode(const int64_t* gaps, int64_t n, int parameter, uint8_t* low, uint8_t* unary);
+int64_t tw_rice_decode(const uint8_t* low, int64_t low_nbytes, const uint8_t* unary, int64_t unary_nbytes, int64_t n,
+                       int parameter, int64_t* out);
+void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels, const int64_t* starts,
+                    const int64_t* indices, const float* values, int64_t count, float scale);
+}
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+#define MUST(condition)                                                             \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      std::fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                 \
+    }                                                                               \
+  } while (0)
+
+// A heap block of exactly n elements: a null pointer for none, as an empty tensor has.
+template <typename T>
+struct Block {
+  std::unique_ptr<T[]> memory;
+  int64_t n;
+  explicit Block(int64_t n) : memory(n ? new T[static_cast<size_t>(n)]() : nullptr), n(n) {}
+  Block(const uint8_t* from, int64_t n) : Block(n) {
+    if (n) std::memcpy(memory.get(), from, static_cast<size_t>(n) * sizeof(T));
+  }
+  T* get() const { return memory.get(); }
+  T& operator[](int64_t i) const { return memory[static_cast<size_t>(i)]; }
+};
+
+int64_t bytes_of(int64_t bits) { return (bits + 7) / 8; }
+
+int bit_at(const Block<uint8_t>& bytes, int64_t at) {
+  return at / 8 < bytes.n ? bytes[at / 8] >> (at % 8) & 1 : 0;  // behind the end a stream goes on with zeros
+}
+
+uint32_t mix(uint32_t x) {
+  x = (x ^ x >> 16) * 0x7FEB352Du;
+  x = (x ^ x >> 15) * 0x846CA68Bu;
+  return x ^ x >> 16;
+}
+
+// The rest of an input, taken piece by piece; zeros when it is used up.
+struct Input {
+  const uint8_t* data;
+  int64_t left;
+  uint8_t byte() { return left > 0 ? (--left, *data++) : 0; }
+  uint32_t number(uint32_t below) { return (byte() | byte() << 8 | static_cast<uint32_t>(byte()) << 16) % below; }
+};
+
+// Most inputs are short; some are repeated until the work is split over threads.
+Block<uint8_t> payload(Input& in, bool large) {
+  if (!large || in.left == 0) return Block<uint8_t>(in.data, in.left);
+  Block<uint8_t> out(20000);
+  for (int64_t i = 0; i < out.n; ++i) out[i] = in.data[i % in.left];
+  return out;
+}
+
+void check_bits(Input& in, int threads, bool large) {
+  uint8_t cut = in.byte() % 8;
+  Block<uint8_t> packed = payload(in, large);
+  int64_t n = packed.n ? packed.n * 8 - cut : 0;
+  Block<uint8_t> bits(n), again(bytes_of(n));
+  tw_unpack_bits(packed.get(), n, bits.get(), threads);
+  for (int64_t i = 0; i < n; ++i) MUST(bits[i] == bit_at(packed, i));
+  tw_pack_bits(bits.get(), n, again.get(), threads);
+  for (int64_t i = 0; i < n; ++i) MUST(bit_at(again, i) == bits[i]);
+  // A sign frame that was read is added to a vector, one scale a block; lengths are the receiver's own.
+  int64_t length = 1 + in.number(40);
+  Block<int64_t> lengths(2), counts(2);
+  lengths[0] = length, counts[0] = n / length, lengths[1] = n % length, counts[1] = n % length ? 1 : 0;
+  Block<float> scales(counts[0] + counts[1]), out(n);
+  for (int64_t i = 0; i < scales.n; ++i) std::memcpy(&scales[i], &packed[(i * 4) % (packed.n > 4 ? packed.n - 3 : 1)],
+                                                     packed.n >= 4 ? 4 : 0);
+  tw_add_signs(out.get(), bits.get(), scales.get(), counts[1] ? 2 : 1, lengths.get(), counts.get(), 0.5f, threads);
+}
+
+void check_trits(Input& in, int threads, bool large) {
+  uint8_t cut = in.byte() % 5;
+  Block<uint8_t> packed = payload(in, large);  // bytes above 242 are refused before; they must do no harm
+  int64_t n = packed.n ? packed.n * 5 - cut : 0;
+  Block<int8_t> trits(n);
+  Block<uint8_t> again((n + 4) / 5);
+  tw_unpack_trits(packed.get(), n, trits.get(), threads);
+  for (int64_t i = 0, rest = 0; i < n; ++i, rest /= 3) {
+    if (i % 5 == 0) rest = packed[i / 5];
+    MUST(trits[i] == rest % 3 - 1);
+  }
+  tw_pack_trits(trits.get(), n, again.get(), threads);
+  for (int64_t i = 0; i < n / 5; ++i) MUST(packed[i] > 242 || again[i] == packed[i]);
+}
+
+void check_uints(Input& in) {
+  int bits = in.byte() % 33;
+  int64_t n = in.number(2000);
+  Block<uint8_t> packed(in.data, in.left);  // shorter or longer than n numbers need
+  Block<int64_t> numbers(n);
+  Block<uint8_t> again(bytes_of(n * bits));
+  tw_unpack_uints(packed.get(), packed.n, n, bits, numbers.get());
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t expected = 0;
+    for (int b = 0; b < bits; ++b) expected |= static_cast<int64_t>(bit_at(packed, i * bits + b)) << b;
+    MUST(numbers[i] == expected);
+  }
+  tw_pack_uints(numbers.get(), n, bits, again.get());
+  for (int64_t i = 0; i < n * bits; ++i) MUST(bit_at(again, i) == bit_at(packed, i));
+}
+
+// The entries of a frame whose indices were checked, added where they belong: parts of any size, empty ones too.
+void scatter(Input in, const Block<int64_t>& indices, int64_t numel) {
+  std::vector<int64_t> sizes;
+  for (int64_t left = numel; left > 0 && sizes.size() < 9;) {
+    sizes.push_back(sizes.size() == 8 ? left : in.number(4) == 0 ? 0 : 1 + in.number(static_cast<uint32_t>(left)));
+    left -= sizes.back();
+  }
+  std::vector<Block<float>> parts;
+  Block<uint64_t> pointers(static_cast<int64_t>(sizes.size()));
+  Block<int64_t> numels(pointers.n), starts(pointers.n);
+  int64_t start = 0;
+  for (int64_t s = 0; s < pointers.n; ++s) {
+    numels[s] = sizes[static_cast<size_t>(s)], starts[s] = start, start += numels[s];
+    parts.emplace_back(numels[s]);
+    pointers[s] = reinterpret_cast<uint64_t>(parts.back().get());
+  }
+  MUST(start == numel);
+  Block<float> values(indices.n);
+  for (int64_t i = 0; i < values.n; ++i) values[i] = static_cast<float>(i + 1);
+  tw_scatter_add(pointers.n, pointers.get(), numels.get(), starts.get(), indices.get(), values.get(), indices.n, 0.5f);
+  int64_t next = 0;
+  for (int64_t s = 0; s < pointers.n; ++s)
+    for (int64_t i = 0; i < numels[s]; ++i) {
+      bool hit = next < indices.n && indices[next] == starts[s] + i;
+      MUST(parts[static_cast<size_t>(s)][i] == (hit ? 0.5f * static_cast<float>(++next) : 0.0f));
+    }
+  MUST(next == indices.n);
+}
+
+// As decode_indices in thinwire/codecs/indices.py: decode, check, and only then use.
+void check_rice(Input& in) {
+  int parameter = in.byte() % 31;
+  int64_t n = in.number(600);
+  bool room = in.byte() & 1;
+  int64_t low_nbytes = std::min(in.left, room ? bytes_of(n * parameter) : static_cast<int64_t>(in.byte()));
+  Block<uint8_t> low(in.data, low_nbytes), unary(in.data + low_nbytes, in.left - low_nbytes);
+  int64_t ones = 0;
+  for (int64_t i = 0; i < unary.n * 8; ++i) ones += bit_at(unary, i);
+  if (in.byte() & 1) n = ones;  // otherwise nearly all inputs would be refused here
+  Block<int64_t> gaps(n);
+  MUST(tw_rice_decode(low.get(), low.n, unary.get(), unary.n, n, parameter, gaps.get()) == ones);
+  for (int64_t i = 0, at = 0; i < std::min(n, ones); ++i, ++at) {
+    uint64_t expected = 0;
+    while (!bit_at(unary, at)) ++at, ++expected;
+    expected <<= parameter;
+    for (int b = 0; b < parameter; ++b) expected |= static_cast<uint64_t>(bit_at(low, i * parameter + b)) << b;
+    MUST(gaps[i] == static_cast<int64_t>(expected));
+  }
+  if (ones != n) return;
+  int64_t numel = 1 + in.number(50000), index = -1, bits = 0;
+  Block<int64_t> indices(n);
+  for (int64_t i = 0; i < n; ++i) {
+    if (gaps[i] < 0 || gaps[i] >= numel) return;
+    indices[i] = index += gaps[i] + 1;
+  }
+  tw_rice_unary_bits(gaps.get(), n, parameter, 1, &bits);
+  MUST(bytes_of(bits) <= unary.n);
+  Block<uint8_t> low_again(bytes_of(n * parameter)), unary_again(bytes_of(bits));
+  tw_rice_encode(gaps.get(), n, parameter, low_again.get(), unary_again.get());
+  for (int64_t i = 0; i < bits; ++i) MUST(bit_at(unary_again, i) == bit_at(unary, i));
+  for (int64_t i = 0; i < n * parameter; ++i) MUST(bit_at(low_again, i) == bit_at(low, i));
+  if (index < numel) scatter(in, indices, numel);
+}
+
+void check_scatter(Input& in) {
+  int64_t numel = 1 + in.number(5000);
+  std::vector<int64_t> chosen;
+  for (int64_t index = in.number(64); index < numel && in.left > 0; index += 1 + in.byte()) chosen.push_back(index);
+  Block<int64_t> indices(reinterpret_cast<const uint8_t*>(chosen.data()), static_cast<int64_t>(chosen.size()));
+  scatter(in, indices, numel);
+}
+
+void check_checksum(Input& in) {
+  uint32_t start = in.number(1 << 24) << 8 | in.byte(), expected = 0;
+  Block<uint32_t> words(in.data, in.left / 4);
+  for (int64_t i = 0; i < words.n; ++i) expected += mix(mix(start + static_cast<uint32_t>(i)) ^ words[i]);
+  MUST(tw_checksum(words.get(), words.n, start) == expected);
+}
+
+void run(const uint8_t* data, size_t size) {
+  Input in{data, static_cast<int64_t>(size)};
+  uint8_t choice = in.byte(), how = in.byte();
+  int threads = how % 4;
+  bool large = how >= 252;
+  switch (choice % 6) {
+    case 0: return check_bits(in, threads, large);
+    case 1: return check_trits(in, threads, large);
+    case 2: return check_uints(in);
+    case 3: return check_rice(in);
+    case 4: return check_scatter(in);
+    default: return check_checksum(in);
+  }
+}
+
+}  // namespace
+
+#ifdef THINWIRE_LIBFUZZER
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  run(data, size);
+  return 0;
+}
+
+#else
+
+namespace {
+
+std::atomic<uint8_t> edges[1 << 16];
+std::atomic<int> new_edges{0};
+thread_local uintptr_t last_edge = 0;
+
+uint64_t state = 1;
+
+uint64_t random_bits() {  // splitmix64
+  uint64_t x = state += 0x9E3779B97F4A7C15u;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return x ^ x >> 31;
+}
+
+size_t random_below(size_t n) { return n ? static_cast<size_t>(random_bits() % n) : 0; }
+
+uint8_t random_byte() {
+  static const uint8_t telling[] = {0, 1, 2, 7, 8, 15, 16, 30, 31, 32, 127, 128, 242, 243, 254, 255};
+  return random_bits() & 1 ? telling[random_below(sizeof telling)] : static_cast<uint8_t>(random_bits());
+}
+
+void mutate(Bytes& bytes, const Bytes& other) {
+  for (size_t change = 1 + random_below(4); change--;) {
+    size_t at = random_below(bytes.size());
+    auto place = bytes.begin() + static_cast<int64_t>(at);
+    switch (random_below(7)) {
+      case 0:
+        if (!bytes.empty()) bytes[at] ^= static_cast<uint8_t>(1u << random_below(8));
+        break;
+      case 1:
+        if (!bytes.empty()) bytes[at] = random_byte();
+        break;
+      case 2:
+        bytes.resize(at);
+        break;
+      case 3:
+        bytes.insert(place, random_below(32), random_byte());
+        break;
+      case 4:
+        for (size_t i = random_below(64); i--;) bytes.push_back(static_cast<uint8_t>(random_bits()));
+        break;
+      case 5: {  // splice
+        size_t from = random_below(other.size()), n = std::min(random_below(64), other.size() - from);
+        bytes.insert(place, other.begin() + static_cast<int64_t>(from), other.begin() + static_cast<int64_t>(from + n));
+        break;
+      }
+      default:
+        for (size_t i = at; i < std::min(bytes.size(), at + 16); ++i) bytes[i] = random_byte();
+    }
+  }
+  if (bytes.size() > 4096) bytes.resize(4096);
+}
+
+}  // namespace
+
+// Called at every basic block of the library's files, which alone are built with trace-pc.
+extern "C" void __sanitizer_cov_trace_pc() {
+  uintptr_t here = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  uintptr_t edge = (here ^ last_edge << 1) & 0xFFFF;
+  if (!edges[edge].load(std::memory_order_relaxed) && !edges[edge].exchange(1)) ++new_edges;
+  last_edge = here;
+}
+
+// fuzz COUNT [SEED [SECONDS]]
+int main(int argc, char** argv) {
+  uint64_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 100000;
+  uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0;
+  double limit = argc > 3 ? std::atof(argv[3]) : 1e9;
+  state = seed;
+  std::vector<Bytes> corpus;
+  for (uint8_t choice = 0; choice < 6; ++choice)
+    for (size_t size : {2, 40, 400}) {
+      Bytes bytes{choice, static_cast<uint8_t>(random_bits())};
+      while (bytes.size() < size) bytes.push_back(static_cast<uint8_t>(random_bits()));
+      corpus.push_back(bytes);
+    }
+  auto begin = std::chrono::steady_clock::now();
+  auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  uint64_t done = 0;
+  int known = 0;
+  for (; done < count && (done % 256 || seconds() < limit); ++done) {
+    Bytes bytes = corpus[random_below(corpus.size())];
+    if (done >= corpus.size()) mutate(bytes, corpus[random_below(corpus.size())]);
+    Block<uint8_t> exact(bytes.data(), static_cast<int64_t>(bytes.size()));
+    run(exact.get(), bytes.size());
+    if (new_edges > known) known = new_edges, corpus.push_back(bytes);
+  }
+  std::printf("{\"inputs\": %llu, \"seed\": %llu, \"seconds\": %.2f, \"edges\": %d, \"seeds_kept\": %zu}\n",
+              static_cast<unsigned long long>(done), static_cast<unsigned long long>(seed), seconds(), known,
+              corpus.size());
+  return 0;
+}
+
+#endif

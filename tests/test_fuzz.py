@@ -1,0 +1,125 @@
+"""The short version of benchmarks/fuzz_frames.py: mutated frames in both homes, native kernels under sanitizers."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import fuzz_frames
+
+from thinwire.codecs import frame as frame_module
+from thinwire.errors import FrameError
+from thinwire.kernels import checksum, cpu, reference
+
+SEED = 20240
+KINDS = {
+    *(f"sparse {values} {indices}" for values in ("fp32", "fp16", "bf16", "int8")
+      for indices in ("int32", "delta16", "rice")),
+    "signs", "votes", "ternary", "ternary shared", "levels", "dense",
+}  # fmt: skip
+
+
+def test_mutated_frames_are_refused_or_read_right() -> None:
+    report = fuzz_frames.Fuzzer(SEED).run(4000)
+    assert report.findings == []
+    assert set(report.tallies) == KINDS and report.frames == 4000
+    assert all(tally.refused and tally.read for tally in report.tallies.values())
+    assert report.sealed > 2000 and report.seeds_kept > 100 and len(report.sentences) > 30
+    assert report.largest_allocation > 0
+
+
+def test_the_fuzzer_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that lets a bad frame pass, a kernel that reads wrong, another exception, a huge allocation."""
+
+    def finding(number: int = 300) -> str:
+        report = fuzz_frames.Fuzzer(SEED).run(number)
+        return report.findings[0]["what"] if report.findings else ""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(frame_module, "_frame_checksum", lambda frame: torch.tensor(0))
+        assert "wrong checksum was read" in finding()
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "unpack_trits", lambda packed, count: torch.full((count,), 7, dtype=torch.int8))
+        assert "a trit that is none" in finding()
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "unpack_bits", lambda packed, count: packed[10**9])
+        assert "IndexError" in finding()
+    with monkeypatch.context() as patch:
+        right = reference.checksum
+        patch.setattr(reference, "checksum", lambda words, start=0: (torch.empty(1 << 24), right(words, start))[1])
+        assert "bytes were allocated" in finding()
+    if cpu.library() is not None:
+        with monkeypatch.context() as patch:
+            patch.setattr(cpu, "checksum", lambda words, start=0: torch.tensor(0))
+            assert "the homes differ" in finding()
+
+
+def test_the_same_seed_gives_the_same_frames() -> None:
+    def frames() -> list[bytes]:
+        seen: list[bytes] = []
+        fuzz_frames.Fuzzer(SEED, lambda number, kind, data: seen.append(data)).run(300)
+        return seen
+
+    assert frames() == frames()
+
+
+def test_the_fuzzers_checksum_is_the_engines() -> None:
+    for target in fuzz_frames.make_targets():
+        for seed in target.seeds:
+            assert int.from_bytes(seed[32:36], "little") == fuzz_frames.checksum(seed)
+
+
+def test_memory_that_is_not_aligned_never_reaches_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor over somebody else's memory may start anywhere: UBSan found native loads of whole words from there."""
+
+    def aligned(words: Tensor, start: int = 0) -> Tensor:
+        assert words.data_ptr() % 4 == 0
+        return checksum(words, start)
+
+    monkeypatch.setattr(frame_module, "checksum", aligned)
+    for target in fuzz_frames.make_targets():
+        good = np.frombuffer(target.seeds[-1], dtype=np.uint8)
+        for shift in range(4):
+            memory = np.zeros(good.size + shift, dtype=np.uint8)
+            memory[shift:] = good
+            target.use(*target.decode(torch.from_numpy(memory[shift:])))
+            memory[shift] ^= 1
+            with pytest.raises(FrameError, match="starts with"):
+                target.decode(torch.from_numpy(memory[shift:]))
+
+
+@pytest.fixture(scope="module")
+def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sanitized")
+    if reason := fuzz_frames.why_no_sanitizers(folder):
+        pytest.skip(reason)
+    return folder
+
+
+def test_native_kernels_under_sanitizers(sanitizers: Path) -> None:
+    program = fuzz_frames.build_native(sanitizers)
+    seen = fuzz_frames.run_native(program, 10_000, SEED, seconds=3.0)
+    assert seen["inputs"] >= 256 and seen["edges"] > 100 and seen["seeds_kept"] > 18
+
+
+def test_nothing_in_the_package_unpickles() -> None:
+    """docs/security.md promises it: frames are read with struct, texts with json."""
+    modules = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
+    calls = re.compile(r"(.*\.)?(\w+_object(_list)?)|torch\.load|eval|exec|__import__")
+    for path in (Path(__file__).parents[1] / "thinwire").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not modules & {alias.name.split(".")[0] for alias in node.names}, f"{path}:{node.lineno}"
+            elif isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] not in modules, f"{path}:{node.lineno}"
+            elif isinstance(node, ast.Call):
+                assert not calls.fullmatch(ast.unparse(node.func)), f"{path}:{node.lineno}"

@@ -5,7 +5,6 @@ Python version. Where there is no compiler the installation goes on without it, 
 kernels.
 """
 
-import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -16,7 +15,7 @@ class BuildNative(build_ext):
     """A shared library instead of a Python module: one file name everywhere, no module init function."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return str(Path(*fullname.split("."))) + (".dll" if sys.platform == "win32" else ".so")
+        return str(Path(*fullname.split("."))) + ".so"
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return []

@@ -42,7 +42,8 @@ def attach(
     machines from LOCAL_WORLD_SIZE, a number is the ranks a machine has, a list of lists names their ranks.
 
     A gradient that holds an inf or a nan never enters a residual. ``on_nonfinite="raise"`` stops all ranks with an
-    error; "skip" passes over the whole step on all ranks. With mixed precision give the ``torch.amp.GradScaler`` as
+    error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP does); "skip" passes over the whole step on all
+    ranks. With mixed precision give the ``torch.amp.GradScaler`` as
     ``scaler``: it then sees the infinity on every rank and lowers its scale, and gradients are unscaled before they
     meet a residual. "skip" and ``scaler`` exchange after the whole backward pass instead of bucket by bucket.
     """
@@ -106,6 +107,12 @@ def _check(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, met
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ValueError(f"module {name!r} makes sparse gradients, which DDP hooks cannot take; use sparse=False")
     parameters = trainable(model)
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"parameter {name!r} is {kind}; gradients are exchanged as float32, so use real parameters"
+            )
     method.check_exclude(list(parameters))
     view = OptimizerView(optimizer, parameters)
     if method.takes_momentum(view.is_sgd):
@@ -116,7 +123,9 @@ def _check(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, met
 def _description(model: DistributedDataParallel, method: Any, groups: Any) -> dict[str, object]:
     """What all ranks must have in common, in JSON's terms."""
     shapes = {name: f"{list(p.shape)} {str(p.dtype).removeprefix('torch.')}" for name, p in trainable(model).items()}
+    # With either of them the ranks agree on the used parameters first: one exchange more.
+    unused = {key: bool(getattr(model, key)) for key in ("find_unused_parameters", "static_graph")}
     found: dict[str, object] = json.loads(
-        json.dumps({"method": repr(method), "hierarchy": groups, "parameters": shapes})
+        json.dumps({"method": repr(method), "hierarchy": groups, "parameters": shapes, **unused})
     )
     return found

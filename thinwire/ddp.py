@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.errors import DetachedError
+from thinwire.errors import DetachedError, NonFiniteError
 
 log = logging.getLogger("thinwire")
 
@@ -151,6 +151,11 @@ class Worker:
     def broken(self) -> bool:
         """Whether an exchange failed, after which the ranks may be out of step."""
         return self._broken is not None
+
+    @property
+    def out_of_step(self) -> bool:
+        """Whether another exchange could wait for ever; a gradient that is not finite stops all ranks at one place."""
+        return self._broken is not None and not isinstance(self._broken, NonFiniteError)
 
     def wait(self) -> None:
         """Return when all jobs so far are done."""

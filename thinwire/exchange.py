@@ -94,7 +94,7 @@ class Exchange(Generic[P]):
 def _alarm_sentence(turn: Turn) -> str:
     where = f"of {turn.alarm.own!r} on this rank" if turn.alarm.own else f"on another rank ({turn.alarm.heard_from})"
     return (
-        f"the gradient {where} holds an inf or a nan at step {turn.step}; no residual was touched by it; lower the "
+        f"the gradient {where} holds an inf or a nan at step {turn.step}; it entered no residual; lower the "
         'learning rate or the loss scale, or attach with on_nonfinite="skip" or scaler=... to pass over such steps'
     )
 

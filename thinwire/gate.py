@@ -49,9 +49,26 @@ class Gate:
         self._drop_gradients = self.scaler is None
         return False
 
-    def before_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def before_optimizer_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """An optimizer without gradients does nothing at all: neither momentum nor weight decay nor Adam's counter
-        moves."""
+        moves. Where step() has a closure, the backward pass is still to come: it is looked at behind the closure."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
+        if closure is None:
+            self._drop(optimizer)
+            return None
+
+        def guarded() -> Any:
+            self._drop_gradients = False
+            loss = closure()
+            self._drop(optimizer)
+            return loss
+
+        rest = {key: value for key, value in kwargs.items() if key != "closure"}
+        return (args[0], guarded, *args[2:]), rest
+
+    def _drop(self, optimizer: torch.optim.Optimizer) -> None:
         if self._drop_gradients:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -89,7 +89,8 @@ def check_agreement(net: Net, mine: dict[str, object], error: str | None) -> Non
             )
     for rank, theirs in enumerate(everybody):
         for key in mine:
-            if theirs.get(key) != everybody[0].get(key):
+            # As text: dictionaries are equal whatever their order, and the order of parameters counts.
+            if json.dumps(theirs.get(key)) != json.dumps(everybody[0].get(key)):
                 raise ValueError(_difference(key, rank, everybody[0].get(key), theirs.get(key)))
 
 

@@ -67,21 +67,27 @@ class Hierarchy:
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:
         self.local.all_reduce(grad)
         grad.mul_(self.weight)
-        alarm: NonFiniteError | None = None
+        alarm: Exception | None = None
         if self.leads:
             try:
                 grad = self.inner.mean(turn, grad)
-            except NonFiniteError as error:
+            except Exception as error:
                 # The other ranks of the machine wait for the mean: what they get tells them.
-                alarm, grad = error, torch.full_like(grad, float("nan"))
+                told = float("nan") if isinstance(error, NonFiniteError) else float("inf")
+                alarm, grad = error, torch.full_like(grad, told)
         self.local.broadcast(grad, 0)
-        if alarm is None and not self.leads and first_nonfinite([grad]) is not None:
-            alarm = NonFiniteError(
-                f"a gradient holds an inf or a nan at step {turn.step}, says this machine's first rank"
-            )
+        # Also on the first rank, where a method that looks at no gradient passes a nan on: all ranks end alike.
+        if alarm is None and first_nonfinite([grad]) is not None:
+            alarm = self._alarm(turn, failed=bool(torch.isposinf(grad).all()))
         if alarm is not None:
             raise alarm
         return grad
+
+    @staticmethod
+    def _alarm(turn: Turn, failed: bool) -> Exception:
+        if failed:
+            return RuntimeError(f"the exchange of step {turn.step} failed on this machine's first rank, which says why")
+        return NonFiniteError(f"a gradient of this machine, or the mean, holds an inf or a nan at step {turn.step}")
 
     def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
         reduce_flat(self, turn, parts)

@@ -57,18 +57,27 @@ class NamedState:
         flat = self._flat.get(key)
         if flat is None:
             flat = torch.zeros(layout.numel, dtype=torch.float32, device=device)
-            names = {segment.name for segment in layout.segments}
-            self._flat = {
-                k: v for k, v in self._flat.items() if k[0] != kind or names.isdisjoint(s.name for s in k[1].segments)
-            }
+            self._let_go(kind, {segment.name for segment in layout.segments})
             for segment in layout.segments:
                 view = flat[segment.span]
                 earlier = self.named[kind].get(segment.name)
                 if earlier is not None:
+                    if earlier.is_cuda:  # made on another stream, by load_state_dict or switch
+                        earlier.record_stream(torch.cuda.current_stream(earlier.device))
                     view.copy_(earlier)
                 self.named[kind][segment.name] = view
             self._flat[key] = flat
         return flat
+
+    def _let_go(self, kind: str, names: set[str]) -> None:
+        """Give up the flat vectors that hold some of these parameters; the others of them get memory of their own, or
+        one that is not used again would keep the whole vector."""
+        for key in [key for key in self._flat if key[0] == kind]:
+            others = {segment.name for segment in key[1].segments}
+            if not names.isdisjoint(others):
+                del self._flat[key]
+                for name in others - names:
+                    self.named[kind][name] = self.named[kind][name].clone()
 
     def square_sum(self, kind: str) -> float:
         return sum(float(tensor.double().square().sum()) for tensor in self.named[kind].values())

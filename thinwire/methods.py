@@ -81,7 +81,7 @@ class Method:
     """What all methods have. ``name`` is the one used in method strings.
 
     ``takes_momentum`` and ``takes_weight_decay`` say whether they are applied in front of the compression instead of
-    by the optimizer; ``sync_every`` is the number of optimizer steps between parameter averagings, or None.
+    by the optimizer; ``averaging_interval`` is the number of optimizer steps between parameter averagings.
     """
 
     name: ClassVar[str] = ""

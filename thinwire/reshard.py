@@ -37,9 +37,10 @@ def reshard(
 ) -> dict[str, Any]:
     """Return the state of one of ``size`` ranks; ``numels`` are the model's parameters in order."""
     first = min(states, key=lambda state: state["rank"])
-    # With a hierarchy only the machines' first ranks keep anything.
-    holders = [state["aggregator"] for state in states if any(state["aggregator"].get("memory", {}).values())]
-    holders = holders or [first["aggregator"]]
+    # With a hierarchy the machines' first ranks alone hold what counts.
+    groups = first["hierarchy"]
+    leaders = {min(group) for group in groups} if groups else {state["rank"] for state in states}
+    holders = [state["aggregator"] for state in states if state["rank"] in leaders]
     aggregator = dict(first["aggregator"])
     if "memory" in aggregator:
         aggregator["memory"] = {

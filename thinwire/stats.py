@@ -22,7 +22,8 @@ class Stats:
     handed over as fp32; their quotient is ``ratio``, the papers' compression ratio. ``bytes_sent`` and
     ``bytes_received`` are what crossed this rank's link under the collectives' algorithms, and ``link_ratio``
     compares that with a ring all-reduce in fp32. ``bytes_inside`` is the traffic inside a machine with a hierarchy.
-    Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps.
+    Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps. Seconds
+    are the host's: on a GPU they do not contain kernels that are still running.
     """
 
     steps: int

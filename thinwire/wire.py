@@ -52,6 +52,7 @@ class Wire:
         self._waiting: list[Bucket] = []
         self._handles: list[Any] = []
         self._used: set[int] = set()
+        self._tracks_use = False
         self._machine_nets: list[tuple[TorchNet, tuple[int, ...]]] = []
         self._local_net, self._wire_net = self._make_nets(groups)
         self._aggregator = self._build(method)
@@ -132,7 +133,8 @@ class Wire:
         """Change the method between two steps; nothing that the old one kept is lost.
 
         Gradients that were not sent go into the next gradient. What momentum has acted on already stays a residual
-        where the new method has one of that kind, and is applied to the parameters at once where it has not.
+        where the new method has one of that kind, and is applied to the parameters at once where it has not. Warm-ups
+        count steps from ``attach``, not from the switch.
         """
         self._wait()
         error, chosen = None, None
@@ -173,11 +175,17 @@ class Wire:
     def detach(self) -> dict[str, Tensor]:
         """End compression: momentum goes back to the optimizer; returns what was not sent, as the group's mean by name.
 
-        Another training step of the model then needs a new ``attach`` (or a new DDP around the module).
+        Another training step of the model then needs a new ``attach`` (or a new DDP around the module). After an
+        exchange that failed nothing is communicated any more: this rank's own momentum goes back, and {} is returned.
         """
         if not self._attached:
             return {}
         self._worker.wait()
+        if self._worker.out_of_step:
+            if self.method.takes_momentum(self._view.is_sgd):
+                self._view.take_velocity(self._velocity())
+            self._leave()
+            return {}
         self._reunite()
         if self.method.takes_momentum(self._view.is_sgd):
             self._view.take_velocity(self._mean_velocity())
@@ -185,15 +193,18 @@ class Wire:
         for name, pending in self._pending.items():
             rest[name] = rest[name] + pending if name in rest else pending
         mean = self._mean_over_ranks(rest)
-        self._attached = False
-        self._router.target = None
-        self._uninstall()
-        self._worker.stop()
+        self._leave()
         if not self._worker.broken:  # else something may still be under way on them
             for net, members in self._machine_nets:
                 give_back(self._net, net, members)
             give_back(TorchNet(self.model.process_group, self._net.compute_device), self._net)
         return {name: shaped_like(tensor, self._parameters[name].detach()) for name, tensor in mean.items()}
+
+    def _leave(self) -> None:
+        self._attached = False
+        self._router.target = None
+        self._uninstall()
+        self._worker.stop()
 
     # ------------------------------------------------------------------------------------------------- assembling
 
@@ -218,7 +229,8 @@ class Wire:
         if self._gate is not None:
             self._handles.append(self._view.optimizer.register_step_pre_hook(self._gate.before_optimizer_step))
         self._handles.append(self._view.optimizer.register_step_post_hook(self._after_optimizer_step))
-        if self._may_have_unused:
+        self._tracks_use = self._may_have_unused  # asked once: what was not tracked must not count as unused
+        if self._tracks_use:
             used = self._used  # not self: a parameter's hook that knows its wire would keep both alive for ever
             for parameter in self._parameters.values():
                 self._handles.append(parameter.register_post_accumulate_grad_hook(lambda p: used.add(id(p))))
@@ -253,7 +265,7 @@ class Wire:
         parameters = [p for bucket in buckets for p in bucket.parameters]
         # Read now: when the job runs, a closure's step() or a scheduler may have gone on.
         hypers = {self._ordinals[id(p)]: self._view.hyper(p) for p in parameters}
-        used = [id(p) in self._used for p in parameters] if self._may_have_unused else None
+        used = [id(p) in self._used for p in parameters] if self._tracks_use else None
         self._used.difference_update(map(id, parameters))
         scale = self._gate.scale() if self._gate is not None else 1.0
 
@@ -306,8 +318,11 @@ class Wire:
             if scale != 1.0:
                 torch._foreach_div_(parts, scale)
             for segment, part in zip(layout.segments, parts, strict=True):
-                if segment.name in self._pending:
-                    part.add_(self._pending.pop(segment.name))
+                pending = self._pending.pop(segment.name, None)
+                if pending is not None:
+                    part.add_(pending)
+                    if pending.is_cuda:  # made on another stream
+                        pending.record_stream(torch.cuda.current_stream(pending.device))
             self._dense_bytes += 4 * layout.numel
             self._aggregator.reduce(turn, parts)
             if scale != 1.0:
@@ -343,7 +358,8 @@ class Wire:
         return self._mean_over_ranks(mine)
 
     def _set_memory(self, kind: str, vectors: dict[str, Tensor]) -> None:
-        if vectors:
+        follows = isinstance(self._aggregator, Hierarchy) and not self._aggregator.leads  # and keeps nothing
+        if vectors and not follows:
             self._memory.load_state_dict({**self._memory.state_dict(), kind: vectors})
 
     @property

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import thinwire
+from thinwire import kernels
 from thinwire.cli import _complaints, bench, cluster, info, train
 
 app = typer.Typer(
@@ -41,7 +42,10 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end."),
     ] = False,
 ) -> None:
-    pass
+    try:
+        kernels.describe()
+    except (ValueError, RuntimeError) as error:
+        raise _complaints.Complaint(f"{error}.") from error
 
 
 def run(arguments: Sequence[str]) -> int:

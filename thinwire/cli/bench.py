@@ -96,6 +96,8 @@ def _size(text: str) -> int:
 def _check_writable(path: Path | None) -> None:
     if path is not None and not path.parent.is_dir():
         raise _complaints.Complaint(f"--json {path}: the folder {path.parent} does not exist.")
+    if path is not None and path.is_dir():
+        raise _complaints.Complaint(f"--json {path}: it is a folder; name a file in it.")
 
 
 def _write(path: Path | None, rows: list[dict[str, Any]]) -> None:

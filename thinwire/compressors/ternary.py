@@ -12,6 +12,8 @@ from thinwire.layout import Turn
 from thinwire.memory import Scout
 from thinwire.payloads import Ternary
 
+_ROUNDING = 1e-5  # of the largest magnitude: less than this is no deviation
+
 
 @dataclass(frozen=True)
 class Ternarize:
@@ -34,6 +36,8 @@ class Ternarize:
                 rows.append((largest, None))
             else:
                 limit = (self.clip_sigma * deviation).to(torch.float32)
+                # One element, or equal ones, deviate by nothing but rounding: clipped at that they would never move.
+                limit = torch.where(limit > _ROUNDING * largest, limit, largest)
                 rows.append((torch.minimum(largest, limit), limit))
         return rows
 

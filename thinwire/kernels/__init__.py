@@ -41,21 +41,24 @@ CHOICES = ("auto", "reference", "cpu")
 @lru_cache(maxsize=1)
 def _host_kernels() -> ModuleType:
     """The home of host tensors, chosen once a process."""
-    choice = os.environ.get("THINWIRE_KERNELS", "auto")
-    if choice not in CHOICES:
-        raise ValueError(f"THINWIRE_KERNELS must be one of {', '.join(CHOICES)}, not {choice!r}")
-    built = cpu.library() is not None
-    if choice == "cpu" and not built:
-        raise RuntimeError("THINWIRE_KERNELS=cpu, but the native library is not built; reinstall with a C++ compiler")
-    chosen = cpu if built and choice != "reference" else reference
+    choice = _choice()
+    chosen = cpu if cpu.library() is not None and choice != "reference" else reference
     log.info("thinwire: %s", describe())
     return chosen
 
 
-def describe() -> str:
-    """Return one line that says which kernels are in use and why."""
+def _choice() -> str:
     choice = os.environ.get("THINWIRE_KERNELS", "auto")
-    if choice == "reference":
+    if choice not in CHOICES:
+        raise ValueError(f"THINWIRE_KERNELS must be one of {', '.join(CHOICES)}, not {choice!r}")
+    if choice == "cpu" and cpu.library() is None:
+        raise RuntimeError("THINWIRE_KERNELS=cpu, but the native library is not built; reinstall with a C++ compiler")
+    return choice
+
+
+def describe() -> str:
+    """Return one line that says which kernels are in use and why; raise where THINWIRE_KERNELS asks the impossible."""
+    if _choice() == "reference":
         return "kernels: reference (plain torch), because THINWIRE_KERNELS=reference"
     if cpu.library() is None:
         return "kernels: reference (plain torch), because the native library was not built (no C++ compiler?)"

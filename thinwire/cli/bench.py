@@ -42,8 +42,8 @@ def kernels(
             table.add_column(heading, justify="left" if heading in ("work", "kernels") else "right", no_wrap=True)
         for row in bench.rows():
             rows.append(row.as_dict())
-            times = [f"{value:.3f}" for value in (row.p20_ms, row.p50_ms, row.p80_ms)]
-            optional = [f"{v:.2f}" if v is not None else "" for v in (row.floor_ms, row.x_floor)]
+            times = [f"{value:.3g}" for value in (row.p20_ms, row.p50_ms, row.p80_ms)]
+            optional = [f"{v:.3g}" if v is not None else "" for v in (row.floor_ms, row.x_floor)]
             table.add_row(row.name, row.kernels, *times, *optional, f"{row.x_torch:.1f}x" if row.x_torch else "")
         console.print(table)
     console.print(f"{rows[0]['hardware']}, commit {rows[0]['commit']}, {rows[0]['date']}")

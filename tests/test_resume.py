@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ METHODS = [
     "signsgd",
 ]
 WAYS = [(1, 3), (2, 5), (3, 2), (4, 1), (5, 3)]
+ALL_WAYS = os.environ.get("THINWIRE_TESTS") == "full"  # every method in every way: 50 resumes; else two ways each
 
 
 def _attached(group: dist.ProcessGroup, spec: str, **options: Any) -> tuple[DDP, torch.optim.Optimizer, thinwire.Wire]:
@@ -85,7 +87,8 @@ def _check(saved: list[dict[str, Any]], resumed: list[dict[str, Any]], drifting:
 
 @pytest.mark.parametrize("spec", METHODS)
 def test_the_mean_of_what_was_not_sent_survives_a_change_of_the_group(cluster: Any, spec: str) -> None:
-    for old, new in WAYS:
+    place = METHODS.index(spec)
+    for old, new in WAYS if ALL_WAYS else (WAYS[place % 5], WAYS[(place + 2) % 5]):
         saved = cluster.run(save, old, spec, {})
         _check(saved, cluster.run(resume, new, spec, saved, {}), "local" in spec)
 

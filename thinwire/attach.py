@@ -74,6 +74,8 @@ def attach(
     wide = next((name for name, p in view.parameters.items() if p.dtype == torch.float64), None)
     if wide is not None:
         log.warning("thinwire: gradients are exchanged as float32, also those of float64 parameters such as %s", wide)
+    if groups is not None and len(groups) == 1 and parent.size > 1:
+        log.warning("thinwire: all ranks are on one machine, so their mean is exact and nothing is compressed")
     if parent.size == 1:
         log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", chosen)
     return wire

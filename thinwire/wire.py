@@ -63,6 +63,10 @@ class Wire:
         if method.takes_momentum(view.is_sgd):
             self._set_memory("velocity", view.give_velocity())
 
+    def __repr__(self) -> str:
+        state = "" if self._attached else ", detached"
+        return f"<thinwire.Wire {self.method}, rank {self._net.rank} of {self._net.size}, {self._step} steps{state}>"
+
     # ----------------------------------------------------------------------------------------- what a user calls
 
     @property
@@ -399,10 +403,12 @@ class Wire:
         """The mean of per-parameter vectors over all ranks; a rank without one counts as zero."""
         sizes = [p.numel() for p in self._parameters.values()]
         flat = torch.zeros(sum(sizes), dtype=torch.float32, device=self._net.compute_device)
+        handed = self._net.traffic.handed
         views = dict(zip(self._names, flat.split(sizes), strict=True))
         for name, tensor in mine.items():
             views[name].copy_(tensor.reshape(-1))
         self._net.all_reduce(flat)
+        self._net.traffic.handed = handed  # no gradient of a step: it stays out of the compression ratio
         flat.div_(self._net.size)
         return {name: view.clone() for name, view in views.items()}
 

@@ -70,8 +70,8 @@ def wire(
     rows = wire_rows(numel, shares)
     for row in rows:
         table.add_row(
-            f"{row.density:g}", row.values, row.indices, f"{row.frame_bytes:,}", f"{row.ratio:.0f}x", f"{row.bits:.2f}",
-            f"{row.index_bits:.2f}", f"{row.entropy_bits:.2f}",
+            f"{row.density:.3g}", row.values, row.indices, f"{row.frame_bytes:,}", f"{row.ratio:.0f}x",
+            f"{row.bits:.2f}", f"{row.index_bits:.2f}", f"{row.entropy_bits:.2f}",
         )  # fmt: skip
     Console().print(table)
     _write(json_file, [row.as_dict() for row in rows])

@@ -96,7 +96,7 @@ def check_books(method: Method, N: int, several: bool = False, momentum: float =
 
 
 DGCS = [
-    (thinwire.DGC(density=0.01, dense_below=0), 13, False),
+    (thinwire.DGC(density=0.01, dense_below=0), 7, False),
     (thinwire.DGC(density=0.02, dense_below=0, values="fp16", indices="delta16"), 3, True),
     (thinwire.DGC(density=0.02, dense_below=50, values="bf16"), 5, True),
     (thinwire.DGC(density=0.05, dense_below=0, values="int8", factor_masking=False), 2, True),
@@ -106,7 +106,7 @@ DGCS = [
 ]
 GTOPKS = [
     (thinwire.GTopK(density=0.01), 16),
-    (thinwire.GTopK(density=0.02, values="fp16"), 13),
+    (thinwire.GTopK(density=0.02, values="fp16"), 7),
     (thinwire.GTopK(density=0.02, values="bf16", exclude=("a",)), 5),
     (thinwire.GTopK(density=0.02, values="int8"), 8),
     (thinwire.GTopK(density=0.02, values="int8", indices="int32"), 3),
@@ -115,7 +115,7 @@ GTOPKS = [
 ]
 BLOCKSIGNS = [
     (thinwire.BlockSign(), 16, False),
-    (thinwire.BlockSign(block=64), 13, False),
+    (thinwire.BlockSign(block=64), 6, False),
     (thinwire.BlockSign(topology="server"), 5, True),
     (thinwire.BlockSign(block=64, topology="server"), 3, False),
     (thinwire.BlockSign(), 8, True),
@@ -135,7 +135,7 @@ def test_global_topk_loses_nothing(method: Method, N: int) -> None:
 
 
 @pytest.mark.parametrize("method, N", [
-    (thinwire.GradientDropping(density=0.01), 13),
+    (thinwire.GradientDropping(density=0.01), 7),
     (thinwire.GradientDropping(density=0.01, momentum_correction=True, warmup=20), 5),
     (thinwire.GradientDropping(density=0.05), 16),
 ], ids=str)  # fmt: skip

@@ -22,7 +22,6 @@ from thinwire.kernels import cpu, reference
 from thinwire.kernels.reference import (
     Runs,
     Segments,
-    absmax,
     block_expand,
     block_means,
     coin,
@@ -166,7 +165,6 @@ def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tenso
 __all__ = [
     "Runs",
     "Segments",
-    "absmax",
     "accumulate",
     "add_signs",
     "block_expand",

@@ -236,11 +236,6 @@ def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor,
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def absmax(x: Tensor) -> Tensor:  # (n,) float32 -> () float32
-    """Return the largest magnitude, 0 for an empty vector."""
-    return x.abs().max() if x.numel() else x.new_zeros(())
-
-
 def moments(
     x: Tensor,
 ) -> tuple[Tensor, Tensor]:  # (n,) float32 -> () population standard deviation, () largest magnitude

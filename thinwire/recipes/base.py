@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -12,6 +13,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 Batch = tuple[Tensor, ...]
+
+
+class MissingData(ValueError):
+    """The data folder does not hold what a recipe needs; says what is expected where."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,13 @@ class Recipe(ABC):
     batch_size: ClassVar[int]
     #: Learning-rate factor by method name, where updates are not on the scale of a gradient. Users see it.
     lr_factors: ClassVar[Mapping[str, float]] = {}
+
+    def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
+        """Read the data, from the folder ``data`` where the recipe needs one, else raise MissingData.
+
+        Batches are made on ``device`` (the CPU unless told), where the model will be, too.
+        """
+        self.device = device or torch.device("cpu")
 
     def lr_factor(self, method: str) -> float:
         """The factor on this recipe's learning rate for the method of this name ("dgc", "signsgd", ...)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -33,7 +34,8 @@ class Digits(Recipe):
     # A majority vote is +1 or -1 for every weight: the learning rate is the length of the step itself.
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.02}
 
-    def __init__(self) -> None:
+    def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
+        super().__init__(data, device)
         source = resources.files("thinwire").joinpath("data/digits.npz")
         with source.open("rb") as file, np.load(file) as arrays:
             images = torch.from_numpy(arrays["images"])  # (1797, 8, 8) uint8, 0..16
@@ -86,11 +88,11 @@ class Digits(Recipe):
             shifts = torch.randint(-1, 2, (self.batch_size, 2), generator=generator)  # (B, 2) rows, columns
             mine = torch.arange(rank * share, (rank + 1) * share) % self.batch_size
             chosen = order[first + mine]
-            yield shifted(self.x_train[chosen], shifts[mine]), self.y_train[chosen]
+            yield shifted(self.x_train[chosen], shifts[mine]).to(self.device), self.y_train[chosen].to(self.device)
 
     def test_batches(self, *, rank: int, world: int) -> Iterator[Batch]:
         if rank < NUM_TEST:
-            yield self.x_test[rank::world], self.y_test[rank::world]
+            yield self.x_test[rank::world].to(self.device), self.y_test[rank::world].to(self.device)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         x, y = batch

@@ -25,8 +25,8 @@ setup(
     ext_modules=[
         Extension(
             "thinwire.kernels._native",
-            sources=[f"native/{name}.cpp" for name in ("accumulate", "select", "quantize", "pack")],
-            depends=["native/parallel.h"],
+            sources=[f"native/{name}.cpp" for name in ("accumulate", "select", "quantize", "ternary", "pack")],
+            depends=["native/mix.h", "native/parallel.h"],
             # No contraction: the same rounding as plain torch, so that all kernels give the same bits.
             extra_compile_args=[
                 "-O3",

@@ -164,7 +164,7 @@ def _other_targets(blocks: kernels.Runs, tail: int, ranks: int) -> Iterator[Targ
 
     signs, ternary, level, dense = SignsCodec(), TernaryCodec(), LevelsCodec(), FloatsCodec()
     nbytes = level.nbytes(numel, ranks, tail) + 8  # answers of shards are as long as the longest
-    given = Ternary(trits, scales, blocks)
+    given = Ternary.of(trits, scales, blocks)
     for kind, decode, use, seed in (
         ("signs", lambda frame: signs.decode(turn, frame, blocks, num_blocks, tail, CPU, ORIGIN), is_signs,
          signs.encode(turn, Signs(negative, scales, blocks), rest)),
@@ -664,7 +664,7 @@ def fuzz(frames: int, seed: int, seconds: float, workers: int, library: str = ""
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 COMMON = ("-O1", "-g1", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra")
-SOURCES = ("pack", "accumulate", "quantize", "select")
+SOURCES = ("accumulate", "select", "quantize", "ternary", "pack")
 
 
 def compiler() -> str | None:

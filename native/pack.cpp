@@ -132,3 +132,13 @@ THINWIRE_API int64_t tw_rice_decode(const uint8_t* low, int64_t low_nbytes, cons
   }
   return count;
 }
+
+// Which version of the hot loops this machine runs.
+THINWIRE_API const char* tw_vectors() {
+#if THINWIRE_HAS_CLONES
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("x86-64-v4")) return "AVX-512";
+  if (__builtin_cpu_supports("x86-64-v3")) return "AVX2";
+#endif
+  return "portable";
+}

@@ -11,10 +11,11 @@ namespace thinwire {
 
 constexpr int64_t kSerialBelow = 1 << 16;
 
-// Calls work(part, begin, end) for consecutive parts of [0, n), one a thread; returns the number of parts.
+// Calls work(part, begin, end) for consecutive parts of [0, n), one a thread; returns the number of parts. Below
+// `serial_below` there is one part.
 template <typename Work>
-int parallel(int64_t n, int threads, int64_t align, const Work& work) {
-  int parts = n < kSerialBelow ? 1 : std::max(1, threads);
+int parallel(int64_t n, int threads, int64_t align, const Work& work, int64_t serial_below = kSerialBelow) {
+  int parts = n < serial_below ? 1 : std::max(1, threads);
   std::vector<int64_t> bounds(parts + 1, n);
   bounds[0] = 0;
   for (int p = 1; p < parts; ++p) bounds[p] = std::min(n, (n * p / parts + align - 1) / align * align);
@@ -28,10 +29,12 @@ int parallel(int64_t n, int threads, int64_t align, const Work& work) {
 }  // namespace thinwire
 
 // Hot loops are compiled once a vector width and chosen when the library is loaded: too early for AddressSanitizer.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
-#define THINWIRE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(THINWIRE_PORTABLE)
+#define THINWIRE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define THINWIRE_HAS_CLONES 1
 #else
 #define THINWIRE_CLONES
+#define THINWIRE_HAS_CLONES 0
 #endif
 
 #define THINWIRE_API extern "C" __attribute__((visibility("default")))

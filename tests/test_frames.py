@@ -160,7 +160,7 @@ def other_samples() -> list[Sample]:
     turn, three, tail = turn_of(11), turn_of(3), torch.tensor(TAIL)
     signs = Signs(torch.tensor(NEGATIVE), torch.tensor([0.25, 1.5]), BLOCKS)
     votes = Signs(torch.tensor(NEGATIVE), torch.zeros(0), BLOCKS)
-    trits = Ternary(torch.tensor(TRITS, dtype=torch.int8), torch.tensor([0.25]), ((11, 1),))
+    trits = Ternary.of(torch.tensor(TRITS, dtype=torch.int8), torch.tensor([0.25]), ((11, 1),))
     levels, values = torch.tensor(LEVELS, dtype=torch.int32), torch.tensor([1.0, -2.0, 3.0])
     shared = torch.tensor([0.25])
     nbytes = SignsCodec().nbytes(11, 2, 1) + 4
@@ -321,7 +321,7 @@ def test_dense_frames_equal_the_second_implementation(data: st.DataObject, numel
     assert frame.numel() == SignsCodec().nbytes(numel, len(scales), tail)
 
     trits = [numbers.randrange(-1, 2) for _ in range(numel)]
-    payload = Ternary(torch.tensor(trits, dtype=torch.int8), torch.tensor(scales), ())
+    payload = Ternary.of(torch.tensor(trits, dtype=torch.int8), torch.tensor(scales), ((numel, 1),))
     frame = TernaryCodec().encode(turn, payload, torch.tensor(rest), with_scales=True)
     assert to_bytes(frame) == plain.encode(plain.Frame("ternary", scales=scales, trits=trits, **common))
     assert frame.numel() == TernaryCodec().nbytes(numel, len(scales), tail)

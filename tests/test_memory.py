@@ -330,7 +330,9 @@ def test_accepted_of_every_payload() -> None:
     payloads = [
         Sparse(torch.tensor([0, 5, 10]), torch.tensor([1.0, -2.0, 0.25]), 11, 5),
         Signs(torch.from_numpy(generator.random(11) < 0.5), torch.tensor([0.5, 1.0, 2.0]), blocks),
-        Ternary(torch.from_numpy(generator.integers(-1, 2, 11).astype(np.int8)), torch.tensor([0.5, 1.0, 2.0]), blocks),
+        Ternary.of(
+            torch.from_numpy(generator.integers(-1, 2, 11).astype(np.int8)), torch.tensor([0.5, 1.0, 2.0]), blocks
+        ),
     ]
     for payload in payloads:
         accepted = Accepted(payload, x[11:].clone())

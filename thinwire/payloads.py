@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.kernels import Runs, add_signs, block_expand, scatter_add
+from thinwire.kernels import Runs, add_signs, block_expand, pack_trits, scatter_add, unpack_trits
 from thinwire.layout import Layout
 
 
@@ -59,11 +59,23 @@ class Signs:
 
 @dataclass(frozen=True)
 class Ternary:
-    """-1, 0 or 1 an element and one scale a tensor: value = scale * trit."""
+    """-1, 0 or 1 an element and one scale a tensor: value = scale * trit. Kept as it travels, five trits a byte."""
 
-    trits: Tensor  # (n,) int8
+    packed: Tensor  # (ceil(n/5),) uint8
     scales: Tensor  # (T,) float32
     blocks: Runs
+
+    @classmethod
+    def of(cls, trits: Tensor, scales: Tensor, blocks: Runs) -> Ternary:  # (n,) int8
+        return cls(pack_trits(trits), scales, blocks)
+
+    @property
+    def numel(self) -> int:
+        return sum(length * count for length, count in self.blocks)
+
+    @property
+    def trits(self) -> Tensor:  # -> (n,) int8
+        return unpack_trits(self.packed, self.numel)
 
     def values(self) -> Tensor:  # (n,) float32
         return block_expand(self.scales, self.blocks) * self.trits

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from thinwire.codecs.frame import Header, as_bytes, build, frame_size, open_frame
 from thinwire.errors import FrameError
-from thinwire.kernels import Runs, pack_bits, pack_trits, pack_uints, unpack_bits, unpack_trits, unpack_uints
+from thinwire.kernels import Runs, pack_bits, pack_uints, unpack_bits, unpack_uints
 from thinwire.layout import Turn
 from thinwire.payloads import Signs, Ternary
 
@@ -69,8 +69,8 @@ class TernaryCodec:
 
     def encode(self, turn: Turn, payload: Ternary, tail: Tensor, with_scales: bool) -> Tensor:
         scales = payload.scales if with_scales else payload.scales[:0]
-        header = _header(turn, "ternary", payload.trits.numel(), scales.numel(), tail)
-        return build(header, [as_bytes(tail), as_bytes(scales), pack_trits(payload.trits)])
+        header = _header(turn, "ternary", payload.numel, scales.numel(), tail)
+        return build(header, [as_bytes(tail), as_bytes(scales), payload.packed])
 
     def decode(
         self,
@@ -92,7 +92,7 @@ class TernaryCodec:
         if bool((packed >= 243).any()):
             raise FrameError(f"bad frame from {origin}: a byte of trits is above 242")
         body.finish()
-        return Ternary(unpack_trits(packed, numel), scales if shared is None else shared, blocks), tail_values
+        return Ternary(packed, scales if shared is None else shared, blocks), tail_values
 
 
 def level_bits(ranks: int) -> int:

@@ -17,7 +17,7 @@ from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, TernaryCodec
 from thinwire.codecs.dense import count_blocks
 from thinwire.collectives.shards import Shard, scale_places, shards
 from thinwire.collectives.stateless import StatelessCollective
-from thinwire.kernels import block_expand, blockwise_sign, coin, stream_key
+from thinwire.kernels import block_expand, blockwise_sign, coin, gather_trits, stream_key
 from thinwire.layout import Layout, Turn
 from thinwire.memory import NamedState, RateRatio
 from thinwire.payloads import Accepted, DenseResult, Payload, Signs, Ternary
@@ -224,7 +224,9 @@ class TernaryServer(Server):
         return TernaryCodec().nbytes(shard.numel, 0 if self.share_scaler else len(shard.pieces), shard.tail_numel)
 
     def push(self, turn: Turn, payload: Ternary, shard: Shard, tail: Tensor) -> Tensor:
-        part = Ternary(shard.gather(payload.trits), self._piece_scales(payload, shard), shard.piece_runs())
+        spans = [piece.span for piece in shard.pieces]
+        packed = payload.packed if shard.numel == payload.numel else gather_trits(payload.packed, spans)
+        part = Ternary(packed, self._piece_scales(payload, shard), shard.piece_runs())
         return TernaryCodec().encode(turn, part, tail, with_scales=not self.share_scaler)
 
     def reply_nbytes(self, shard: Shard, size: int) -> int:
@@ -233,7 +235,7 @@ class TernaryServer(Server):
         return FloatsCodec().nbytes(shard.numel, shard.tail_numel)
 
     def answer(self, turn: Turn, payload: Ternary, frames: list[Tensor], shard: Shard, net: Net, nbytes: int) -> Tensor:
-        device, runs = payload.trits.device, shard.piece_runs()
+        device, runs = payload.packed.device, shard.piece_runs()
         shared = self._piece_scales(payload, shard) if self.share_scaler else None
         levels = torch.zeros(shard.numel, dtype=torch.int32, device=device)
         total = torch.zeros(0 if self.share_scaler else shard.numel, dtype=torch.float32, device=device)
@@ -253,7 +255,7 @@ class TernaryServer(Server):
     def read(
         self, turn: Turn, payload: Ternary, frame: Tensor, shard: Shard, net: Net, origin: str
     ) -> tuple[Tensor, Tensor]:
-        device = payload.trits.device
+        device = payload.packed.device
         if not self.share_scaler:
             return FloatsCodec().decode(turn, frame, shard.numel, shard.tail_numel, device, origin)
         levels, tail = LevelsCodec().decode(turn, frame, shard.numel, net.size, shard.tail_numel, device, origin)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels import moments, stream_key, ternarize
+from thinwire.kernels import moments, stream_key, ternarize_packed
 from thinwire.layout import Turn
 from thinwire.memory import Scout
 from thinwire.payloads import Ternary
@@ -15,7 +15,7 @@ from thinwire.payloads import Ternary
 _ROUNDING = 1e-5  # of the largest magnitude: less than this is no deviation
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ternarize:
     """s * sign(g) * b with P(b = 1) = |g| / s (Eq. 1-3) of the clipped gradient (Eq. 21).
 
@@ -26,20 +26,21 @@ class Ternarize:
     clip_sigma: float | None = 2.5
     share_scaler: bool = True
     seed: int = 0
+    # What measure() computed of a vector, for the compress() of the same exchange: a pass over memory less.
+    _measured: tuple[Turn, Tensor, Tensor | None] | None = field(default=None, init=False, repr=False, compare=False)
 
-    def _moments(self, turn: Turn, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    def _parts(self, turn: Turn, x: Tensor) -> list[Tensor]:
+        return [x[segment.span] for segment in turn.layout.coded]
+
+    def _moments(self, parts: list[Tensor]) -> tuple[Tensor, Tensor | None]:  # -> (T,), (T,) or None
         """Every tensor's scaler and clipping limit (Eq. 2 and 21); no limit without clipping."""
-        rows: list[tuple[Tensor, Tensor | None]] = []
-        for segment in turn.layout.coded:
-            deviation, largest = moments(x[segment.span])
-            if self.clip_sigma is None:
-                rows.append((largest, None))
-            else:
-                limit = (self.clip_sigma * deviation).to(torch.float32)
-                # One element, or equal ones, deviate by nothing but rounding: clipped at that they would never move.
-                limit = torch.where(limit > _ROUNDING * largest, limit, largest)
-                rows.append((torch.minimum(largest, limit), limit))
-        return rows
+        deviations, largest = moments(parts)
+        if self.clip_sigma is None:
+            return largest, None
+        limits = (self.clip_sigma * deviations).to(torch.float32)
+        # One element, or equal ones, deviate by nothing but rounding: clipped at that they would never move.
+        limits = torch.where(limits > _ROUNDING * largest, limits, largest)
+        return torch.minimum(largest, limits), limits
 
     def scout(self, turn: Turn, device: torch.device) -> None:
         return None
@@ -47,17 +48,21 @@ class Ternarize:
     def measure(self, turn: Turn, x: Tensor) -> Tensor | None:
         if not self.share_scaler:
             return None
-        scalers = [scaler for scaler, _ in self._moments(turn, x)]
-        return torch.stack(scalers) if scalers else x.new_zeros(0)
+        scalers, limits = self._moments(self._parts(turn, x))
+        self._measured = (turn, x, limits)
+        return scalers
 
     def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Ternary:
-        rows = self._moments(turn, x)
-        scalers = agreed if agreed is not None else torch.stack([s for s, _ in rows]) if rows else x.new_zeros(0)
-        trits = [
-            ternarize(x[segment.span], scaler, stream_key(self.seed, turn.step, rank, segment.name), limit)
-            for segment, scaler, (_, limit) in zip(turn.layout.coded, scalers, rows, strict=True)
-        ]
-        blocks = tuple((segment.numel, 1) for segment in turn.layout.coded)
-        return Ternary(
-            torch.cat(trits) if trits else torch.zeros(0, dtype=torch.int8, device=x.device), scalers, blocks
-        )
+        parts, (measured, self._measured) = self._parts(turn, x), (self._measured, None)
+        if agreed is not None and measured is not None and measured[0] is turn and _same(measured[1], x):
+            scalers, limits = agreed, measured[2]
+        else:
+            scalers, limits = self._moments(parts)
+            scalers = agreed if agreed is not None else scalers
+        keys = [stream_key(self.seed, turn.step, rank, segment.name) for segment in turn.layout.coded]
+        packed = ternarize_packed(parts, scalers, keys, limits)
+        return Ternary(packed, scalers, tuple((segment.numel, 1) for segment in turn.layout.coded))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.numel() == b.numel()

@@ -51,7 +51,9 @@ def _choice() -> str:
     if choice not in CHOICES:
         raise ValueError(f"THINWIRE_KERNELS must be one of {', '.join(CHOICES)}, not {choice!r}")
     if choice == "cpu" and cpu.library() is None:
-        raise RuntimeError("THINWIRE_KERNELS=cpu, but the native library is not built; reinstall with a C++ compiler")
+        raise RuntimeError(
+            f"THINWIRE_KERNELS=cpu, but {cpu.why_not()}; reinstall thinwire where there is a C++ compiler"
+        )
     return choice
 
 
@@ -60,8 +62,8 @@ def describe() -> str:
     if _choice() == "reference":
         return "kernels: reference (plain torch), because THINWIRE_KERNELS=reference"
     if cpu.library() is None:
-        return "kernels: reference (plain torch), because the native library was not built (no C++ compiler?)"
-    return "kernels: native for host tensors, reference (plain torch) on other devices"
+        return f"kernels: reference (plain torch), because {cpu.why_not()}"
+    return f"kernels: native for host tensors ({cpu.vectors()} loops), reference (plain torch) on other devices"
 
 
 def home_name(device: torch.device) -> str:
@@ -106,12 +108,18 @@ def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor,
     _home(indices).scatter_add(parts, starts, indices, values, scale)
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    return _home(x).moments(x)
+def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    return _home(parts[0]).moments(parts) if parts else reference.moments(parts)
 
 
-def ternarize(x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None) -> Tensor:
-    return _home(x).ternarize(x, scale, key, limit)
+def ternarize_packed(
+    parts: Sequence[Tensor], scales: Tensor, keys: Sequence[int], limits: Tensor | None = None
+) -> Tensor:
+    return _home(scales).ternarize_packed(parts, scales, keys, limits)
+
+
+def gather_trits(packed: Tensor, spans: Sequence[slice]) -> Tensor:
+    return _home(packed).gather_trits(packed, spans)
 
 
 def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:
@@ -175,6 +183,7 @@ __all__ = [
     "describe",
     "error_step",
     "first_nonfinite",
+    "gather_trits",
     "home_name",
     "int8_dequantize",
     "int8_quantize",
@@ -190,7 +199,7 @@ __all__ = [
     "select_sampled",
     "select_topk",
     "stream_key",
-    "ternarize",
+    "ternarize_packed",
     "uniform",
     "unpack_bits",
     "unpack_trits",

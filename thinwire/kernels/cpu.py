@@ -7,7 +7,6 @@ here expects contiguous host tensors and gives the reference's integers and byte
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -26,8 +25,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_scatter_add": (None, [_I64, _PTR, _PTR, _PTR, _PTR, _PTR, _I64, _F32]),
     "tw_select_among": (_I64, [_PTR, _PTR, _I64, _I64, _PTR, _PTR]),
     "tw_select_topk": (None, [_PTR, _I64, _I64, _PTR, _PTR, _I32]),
-    "tw_ternarize": (None, [_PTR, _PTR, _I64, _F32, _F32, _U32, _I32]),
-    "tw_moments": (None, [_PTR, _I64, _PTR, _I32]),
+    "tw_moments": (None, [_I64] + [_PTR] * 4 + [_I32]),
+    "tw_ternarize_packed": (None, [_I64] + [_PTR] * 6 + [_I32]),
+    "tw_gather_trits": (None, [_PTR, _I64, _PTR, _PTR, _PTR, _I32]),
     "tw_blockwise_sign": (None, [_PTR, _I64, _PTR, _PTR, _PTR, _PTR, _I32]),
     "tw_add_signs": (None, [_PTR, _PTR, _PTR, _I64, _PTR, _PTR, _F32, _I32]),
     "tw_checksum": (_U32, [_PTR, _I64, _U32]),
@@ -39,24 +39,47 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_unpack_uints": (None, [_PTR, _I64, _I64, _I32, _PTR]),
     "tw_rice_unary_bits": (None, [_PTR, _I64, _I32, _I32, _PTR]),
     "tw_rice_encode": (None, [_PTR, _I64, _I32, _PTR, _PTR]),
+    "tw_vectors": (ctypes.c_char_p, []),
     "tw_rice_decode": (_I64, [_PTR, _I64, _PTR, _I64, _I64, _I32, _PTR]),
 }
 
 
-@lru_cache(maxsize=1)
-def library() -> ctypes.CDLL | None:
-    """Load the native library; None where it was not built."""
-    path = Path(__file__).with_name("_native.so")
+_PATH = Path(__file__).with_name("_native.so")
+
+
+def load(path: Path) -> ctypes.CDLL | str:
+    """Load a native library; return why not where that fails."""
     if not path.exists():
-        return None
+        return "the native library was not built (no C++ compiler?)"
     try:
         loaded = ctypes.CDLL(str(path))
-    except OSError:
-        return None
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as problem:  # AttributeError: a library of another version lacks a function
+        return f"the native library could not be loaded: {problem}"
     return loaded
+
+
+@lru_cache(maxsize=1)
+def _loaded() -> ctypes.CDLL | str:
+    return load(_PATH)
+
+
+def library() -> ctypes.CDLL | None:
+    """The native library; None where it is not there, and then ``why_not`` says why."""
+    loaded = _loaded()
+    return None if isinstance(loaded, str) else loaded
+
+
+def why_not() -> str | None:
+    loaded = _loaded()
+    return loaded if isinstance(loaded, str) else None
+
+
+def vectors() -> str:
+    """Which version of its hot loops the library runs on this machine: AVX-512, AVX2 or portable."""
+    return str(_lib().tw_vectors().decode())
 
 
 def _lib() -> ctypes.CDLL:
@@ -78,6 +101,14 @@ def _ready(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _run_tables(runs: Runs) -> tuple[Tensor, Tensor]:
     table = torch.tensor(runs, dtype=torch.int64).view(-1, 2)
     return table[:, 0].contiguous(), table[:, 1].contiguous()
+
+
+def _pointers(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Addresses and lengths of contiguous vectors, as the library reads them."""
+    return (
+        torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64),
+        torch.tensor([part.numel() for part in parts], dtype=torch.int64),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- selection
@@ -160,8 +191,7 @@ def _segment_tables(parts: Sequence[Tensor], segments: Segments) -> tuple[Tensor
 
 
 def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
-    pointers = torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64)
-    numels = torch.tensor([part.numel() for part in parts], dtype=torch.int64)
+    pointers, numels = _pointers(parts)
     offsets = torch.tensor(starts, dtype=torch.int64)
     indices, values = _ready(indices, torch.int64), _ready(values, torch.float32)
     _lib().tw_scatter_add(
@@ -173,22 +203,40 @@ def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor,
 # ---------------------------------------------------------------------------------------------------- quantisation
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    n = x.numel()
-    if n == 0:
-        return x.new_zeros(()), x.new_zeros(())
-    x, out = _ready(x, torch.float32), (ctypes.c_double * 3)()
-    _lib().tw_moments(x.data_ptr(), n, out, _threads())
-    mean = out[0] / n
-    variance = out[1] / n - mean * mean  # nan where x holds an inf or a nan
-    largest = float("nan") if math.isnan(out[1]) else out[2]  # the library's maximum passes over a nan
-    return torch.tensor(0.0 if variance < 0 else math.sqrt(variance)), torch.tensor(largest, dtype=torch.float32)
+def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:  # -> (T,) float32 both
+    parts = [_ready(part, torch.float32) for part in parts]
+    deviations, largest = torch.empty(len(parts)), torch.empty(len(parts))
+    pointers, numels = _pointers(parts)
+    _lib().tw_moments(
+        len(parts), pointers.data_ptr(), numels.data_ptr(), deviations.data_ptr(), largest.data_ptr(), _threads()
+    )
+    return deviations, largest
 
 
-def ternarize(x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None) -> Tensor:
-    x, out = _ready(x, torch.float32), torch.empty(x.numel(), dtype=torch.int8)
-    cap = float("inf") if limit is None else float(limit)
-    _lib().tw_ternarize(x.data_ptr(), out.data_ptr(), x.numel(), float(scale), cap, key, _threads())
+def ternarize_packed(
+    parts: Sequence[Tensor], scales: Tensor, keys: Sequence[int], limits: Tensor | None = None
+) -> Tensor:  # T vectors, (T,) float32 -> (ceil(n/5),) uint8
+    parts = [_ready(part, torch.float32) for part in parts]
+    pointers, numels = _pointers(parts)
+    scales = _ready(scales, torch.float32)
+    caps = torch.full((len(parts),), float("inf")) if limits is None else _ready(limits, torch.float32)
+    streams = torch.tensor(keys, dtype=torch.int64).to(torch.int32)
+    out = torch.empty(-(-sum(part.numel() for part in parts) // 5), dtype=torch.uint8)
+    _lib().tw_ternarize_packed(
+        len(parts), pointers.data_ptr(), numels.data_ptr(), scales.data_ptr(), caps.data_ptr(), streams.data_ptr(),
+        out.data_ptr(), _threads(),
+    )  # fmt: skip
+    return out
+
+
+def gather_trits(packed: Tensor, spans: Sequence[slice]) -> Tensor:  # uint8 -> uint8
+    packed = packed.contiguous()
+    starts = torch.tensor([span.start for span in spans], dtype=torch.int64)
+    numels = torch.tensor([span.stop - span.start for span in spans], dtype=torch.int64)
+    out = torch.empty(-(-int(numels.sum()) // 5), dtype=torch.uint8)
+    _lib().tw_gather_trits(
+        packed.data_ptr(), len(spans), starts.data_ptr(), numels.data_ptr(), out.data_ptr(), _threads()
+    )
     return out
 
 

@@ -236,13 +236,15 @@ def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor,
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def moments(
-    x: Tensor,
-) -> tuple[Tensor, Tensor]:  # (n,) float32 -> () population standard deviation, () largest magnitude
-    """Return what TernGrad's clipping and scaler need."""
-    if not x.numel():
-        return x.new_zeros(()), x.new_zeros(())
-    return x.std(correction=0), x.abs().max()
+def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:  # T vectors of float32 -> (T,) float32 both
+    """Return each part's population standard deviation and largest magnitude: what TernGrad's clipping and scaler need.
+
+    Both are zero of an empty part; a nan shows in both, an infinity as no deviation (nan) and an infinite magnitude.
+    """
+    zero = torch.zeros((), device=parts[0].device if parts else None)
+    deviations = [part.std(correction=0) if part.numel() else zero for part in parts]
+    largest = [part.abs().max() if part.numel() else zero for part in parts]
+    return (torch.stack(deviations), torch.stack(largest)) if parts else (zero[None][:0], zero[None][:0])
 
 
 def ternarize(x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None) -> Tensor:  # (n,) float32 -> (n,) int8
@@ -250,6 +252,17 @@ def ternarize(x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None) -
     magnitude = x.abs() if limit is None else torch.minimum(x.abs(), limit)
     keep = uniform(key, x.numel(), x.device) * scale < magnitude
     return torch.where(keep, torch.sign(x), 0.0).to(torch.int8)  # a nan is never kept: it shows in the scale
+
+
+def ternarize_packed(
+    parts: Sequence[Tensor], scales: Tensor, keys: Sequence[int], limits: Tensor | None = None
+) -> Tensor:  # T vectors, (T,) float32 -> (ceil(n/5),) uint8
+    """``ternarize`` every part with its own scale, random stream and limit, and pack them one behind the other."""
+    trits = [
+        ternarize(part, scales[place], keys[place], limits[place] if limits is not None else None)
+        for place, part in enumerate(parts)
+    ]
+    return pack_trits(torch.cat(trits) if trits else torch.zeros(0, dtype=torch.int8, device=scales.device))
 
 
 def block_means(x: Tensor, runs: Runs) -> Tensor:  # (n,) float32 -> (B,) float32
@@ -350,6 +363,12 @@ def unpack_trits(packed: Tensor, count: int) -> Tensor:  # (>= ceil(count/5),) u
     weights = torch.tensor(_TRIT_WEIGHTS, dtype=torch.uint8, device=packed.device)
     digits = torch.div(packed[:nbytes, None], weights, rounding_mode="floor") % 3
     return digits.flatten()[:count].to(torch.int8) - 1
+
+
+def gather_trits(packed: Tensor, spans: Sequence[slice]) -> Tensor:  # uint8 < 243 -> (ceil(m/5),) uint8
+    """Take spans of packed trits and pack them one behind the other."""
+    trits = unpack_trits(packed, max((span.stop for span in spans), default=0))
+    return pack_trits(torch.cat([trits[span] for span in spans]) if spans else trits)
 
 
 def pack_uints(values: Tensor, bits: int) -> Tensor:  # (n,) int64 in [0, 2**bits) -> (ceil(n*bits/8),) uint8

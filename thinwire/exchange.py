@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import NonFiniteError
-from thinwire.kernels import first_nonfinite
+from thinwire.kernels import first_nonfinite, on_gpu
 from thinwire.layout import Turn
 from thinwire.local import combine
 from thinwire.payloads import DenseResult, Payload, Result
@@ -46,7 +46,11 @@ class Exchange(Generic[P]):
     def _exchange(self, turn: Turn, parts: Sequence[Tensor]) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         coded = turn.layout.coded_numel
-        bad = first_nonfinite(parts)
+        if on_gpu(parts[0].device) and self.memory.watches:
+            # The device looks while it passes over the gradient anyway; the host learns of it from the frames.
+            turn.alarm.flag, bad = torch.zeros(1, dtype=torch.int32, device=parts[0].device), None
+        else:
+            bad = first_nonfinite(parts)
         if bad is not None:
             # This rank's memory stays as it is and it sends zeros, with the alarm that makes all ranks stop.
             turn.alarm.own = turn.layout.segments[bad].name
@@ -60,6 +64,9 @@ class Exchange(Generic[P]):
         payload = self.compressor.compress(turn, x[:coded], agreed, self.net.rank, scout)  # what we choose to send
         result, accepted = self.collective.mean(turn, payload, x[coded:], self.net)  # what the group really used
         exchanged = time.perf_counter()
+        if turn.alarm.flag is not None and int(turn.alarm.flag):
+            bad = first_nonfinite(parts)
+            turn.alarm.own = turn.layout.segments[bad or 0].name
         if turn.alarm.rings:
             raise NonFiniteError(_alarm_sentence(turn))
         self.memory.retain(turn, x, accepted)  # keep the rest: nothing is ever lost

@@ -121,6 +121,7 @@ class Alarm:
     """
 
     own: str | None = None  # the parameter, on a rank that has the bad gradient
+    flag: Tensor | None = None  # (1,) int32 on the device, not zero where this rank's gradient is bad
     heard_from: str | None = None
 
     @property

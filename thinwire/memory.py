@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import accumulate, error_step
+from thinwire.kernels import accumulate, error_step, watch
 from thinwire.layout import Layout, Segment, Turn
 from thinwire.payloads import Accepted
 
@@ -35,12 +35,12 @@ class Scout:
     """Asks a memory to look for large elements while it passes over them anyway.
 
     ``thresholds`` has one number a segment; ``found`` is then the flat indices of everything that reaches its
-    threshold, rising, or None when that is more than ``capacity``.
+    threshold, rising, or None when that is more than ``capacity``. On a GPU both are the device's search.
     """
 
-    thresholds: list[float]
+    thresholds: Any
     capacity: int
-    found: Tensor | None = None
+    found: Any = None
 
 
 class NamedState:
@@ -97,9 +97,13 @@ class NoMemory:
     """Nothing is kept: for methods whose error is meant to average out (TernGrad)."""
 
     state = NamedState()
+    watches = True
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
-        return as_flat(grad)
+        flat = as_flat(grad)
+        if turn.alarm.flag is not None:
+            watch([flat], turn.alarm.flag)
+        return flat
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         return
@@ -118,9 +122,13 @@ class NoMemory:
 
 
 class _Stateful:
-    """The shared handling of named state."""
+    """The shared handling of named state.
+
+    A memory that ``watches`` keeps out what is not finite by itself and raises the alarm's flag, where there is one.
+    """
 
     kinds: tuple[str, ...] = ()
+    watches = True
 
     def __init__(self) -> None:
         self.state = NamedState(*self.kinds)
@@ -141,6 +149,7 @@ class _Stateful:
             residual,
             scout.thresholds if scout else None,
             scout.capacity if scout else 0,
+            turn.alarm.flag,
         )
         if scout is not None:
             scout.found = found
@@ -180,6 +189,7 @@ class Velocity(_Stateful):
     """
 
     kinds = ("velocity",)
+    watches = False
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
         flat = as_flat(grad)
@@ -219,7 +229,7 @@ class MomentumCorrection(_Stateful):
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
         if self.masking and accepted.sent is not None:
-            self.state.flat("velocity", turn.layout, x.device)[accepted.sent] = 0.0
+            self.state.flat("velocity", turn.layout, x.device).index_fill_(0, accepted.sent, 0.0)
 
 
 class RateRatio:
@@ -279,7 +289,7 @@ class RescaledError(_Stateful):
         ratios = [ratio for _, ratio in self.ratio.advance(turn)]
         moved = self.momentum_moved and any(hyper.momentum for hyper in turn.hypers)
         velocity = self.state.flat("velocity", turn.layout, parts[0].device) if moved else None
-        error_step(parts, turn.segments(with_decay=self.momentum_moved), ratios, velocity, residual)
+        error_step(parts, turn.segments(with_decay=self.momentum_moved), ratios, velocity, residual, turn.alarm.flag)
         return residual
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
@@ -305,6 +315,7 @@ class LocalClipping:
         self.state = inner.state
         self.threshold = clip_norm / ranks**0.5
         self.retain = inner.retain
+        self.watches = inner.watches
         self.residual_square_sum = inner.residual_square_sum
         self.leftover = inner.leftover
         self.state_dict = inner.state_dict

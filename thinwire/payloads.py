@@ -8,14 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.kernels import Runs, add_signs, block_expand, pack_trits, scatter_add, unpack_trits
+from thinwire.kernels import (
+    Runs,
+    add_signs,
+    block_expand,
+    clear_sent,
+    pack_bits,
+    pack_trits,
+    scatter_add,
+    unpack_bits,
+    unpack_trits,
+    unsent,
+)
 from thinwire.layout import Layout
 
 
-def _rest(x: Tensor, sent: Tensor) -> Tensor:  # (k,) float32 both -> (k,) float32
-    """x - sent. An inf or nan that was sent has been seen and is gone; a finite x of which a nan was sent is kept."""
-    rest = x - sent
-    return torch.where(torch.isfinite(rest), rest, torch.where(torch.isfinite(x), x, 0.0))
+def _covered(blocks: Runs) -> int:
+    return sum(length * count for length, count in blocks)
 
 
 @dataclass(frozen=True)
@@ -35,26 +44,38 @@ class Sparse:
         out.index_add_(0, self.indices, self.values)
 
     def subtract_from(self, x: Tensor) -> None:  # (numel,) float32
-        x[self.indices] = _rest(x[self.indices], self.values)
+        clear_sent(x, self.indices, self.values)
 
 
 @dataclass(frozen=True)
 class Signs:
     """One bit an element and one scale a block: value = -scale where ``negative``, +scale elsewhere."""
 
-    negative: Tensor  # (n,) bool
+    bits: Tensor  # (n,) bool, or (ceil(n/8),) uint8 as they travel
     scales: Tensor  # (B,) float32
     blocks: Runs
+
+    @property
+    def numel(self) -> int:
+        return self.bits.numel() if self.bits.dtype == torch.bool else _covered(self.blocks)
+
+    @property
+    def negative(self) -> Tensor:  # -> (n,) bool
+        return self.bits if self.bits.dtype == torch.bool else unpack_bits(self.bits, self.numel)
+
+    @property
+    def packed(self) -> Tensor:  # -> (ceil(n/8),) uint8
+        return pack_bits(self.bits) if self.bits.dtype == torch.bool else self.bits
 
     def values(self) -> Tensor:  # (n,) float32
         magnitude = block_expand(self.scales, self.blocks)
         return torch.where(self.negative, -magnitude, magnitude)
 
     def add_to(self, out: Tensor) -> None:
-        add_signs(out, self.negative, self.scales, self.blocks, 1.0)
+        add_signs(out, self.bits, self.scales, self.blocks, 1.0)
 
     def subtract_from(self, x: Tensor) -> None:
-        add_signs(x, self.negative, self.scales, self.blocks, -1.0)
+        add_signs(x, self.bits, self.scales, self.blocks, -1.0)
 
 
 @dataclass(frozen=True)
@@ -71,7 +92,7 @@ class Ternary:
 
     @property
     def numel(self) -> int:
-        return sum(length * count for length, count in self.blocks)
+        return _covered(self.blocks)
 
     @property
     def trits(self) -> Tensor:  # -> (n,) int8
@@ -102,7 +123,7 @@ class Accepted:
         """x -= accepted, in place."""
         boundary = x.numel() - self.tail.numel()
         self.coded.subtract_from(x[:boundary])
-        x[boundary:] = _rest(x[boundary:], self.tail)
+        x[boundary:] = unsent(x[boundary:], self.tail)
 
     def dense(self, numel: int) -> Tensor:  # -> (numel,) float32
         """The accepted contribution as a full vector."""

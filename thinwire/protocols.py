@@ -25,7 +25,12 @@ class Memory(Protocol):
     tensor back. A memory that passes over its vector anyway answers a ``scout``; others leave it unanswered. Over any
     run, the sum of everything accepted plus the residual equals the sum of everything that ``compensate`` produced
     from gradients (conservation). State is kept by parameter name.
+
+    A memory that ``watches`` lets nothing that is not finite into its state and sets the alarm's flag, where the alarm
+    has one; others are only given finite gradients.
     """
+
+    watches: bool
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor: ...  # -> (n,) float32
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from thinwire.codecs.frame import Header, as_bytes, build, frame_size, open_frame
 from thinwire.errors import FrameError
-from thinwire.kernels import Runs, pack_bits, pack_uints, unpack_bits, unpack_uints
+from thinwire.kernels import Runs, pack_uints, unpack_bits, unpack_uints
 from thinwire.layout import Turn
 from thinwire.payloads import Signs, Ternary
 
@@ -45,8 +45,8 @@ class SignsCodec:
         return frame_size(4 * tail, 4 * num_scales, -(-numel // 8))
 
     def encode(self, turn: Turn, payload: Signs, tail: Tensor, nbytes: int | None = None) -> Tensor:
-        header = _header(turn, "signs", payload.negative.numel(), payload.scales.numel(), tail)
-        return build(header, [as_bytes(tail), as_bytes(payload.scales), pack_bits(payload.negative)], nbytes)
+        header = _header(turn, "signs", payload.numel, payload.scales.numel(), tail)
+        return build(header, [as_bytes(tail), as_bytes(payload.scales), payload.packed], nbytes, turn.alarm.flag)
 
     def decode(
         self, turn: Turn, frame: Tensor, blocks: Runs, num_scales: int, tail: int, device: torch.device, origin: str
@@ -70,7 +70,7 @@ class TernaryCodec:
     def encode(self, turn: Turn, payload: Ternary, tail: Tensor, with_scales: bool) -> Tensor:
         scales = payload.scales if with_scales else payload.scales[:0]
         header = _header(turn, "ternary", payload.numel, scales.numel(), tail)
-        return build(header, [as_bytes(tail), as_bytes(scales), payload.packed])
+        return build(header, [as_bytes(tail), as_bytes(scales), payload.packed], flag=turn.alarm.flag)
 
     def decode(
         self,
@@ -109,7 +109,9 @@ class LevelsCodec:
     def encode(self, turn: Turn, levels: Tensor, ranks: int, tail: Tensor, nbytes: int) -> Tensor:  # levels: (n,) int
         bits = level_bits(ranks)
         header = _header(turn, "levels", levels.numel(), 0, tail, parameter=bits)
-        return build(header, [as_bytes(tail), pack_uints(levels.to(torch.int64) + ranks, bits)], nbytes)
+        return build(
+            header, [as_bytes(tail), pack_uints(levels.to(torch.int64) + ranks, bits)], nbytes, turn.alarm.flag
+        )
 
     def decode(
         self, turn: Turn, frame: Tensor, numel: int, ranks: int, tail: int, device: torch.device, origin: str
@@ -135,7 +137,7 @@ class FloatsCodec:
 
     def encode(self, turn: Turn, values: Tensor, tail: Tensor, nbytes: int | None = None) -> Tensor:
         header = _header(turn, "dense", values.numel(), 0, tail)
-        return build(header, [as_bytes(tail), as_bytes(values)], nbytes)
+        return build(header, [as_bytes(tail), as_bytes(values)], nbytes, turn.alarm.flag)
 
     def decode(
         self, turn: Turn, frame: Tensor, numel: int, tail: int, device: torch.device, origin: str

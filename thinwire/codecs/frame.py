@@ -21,6 +21,7 @@ VERSION = 1
 HEADER = struct.Struct("<2sBBIIBBBBIIIII")
 HEADER_NBYTES = HEADER.size  # 36
 _CHECKSUM_AT = 32
+_FLAGS_AT = 15
 
 KINDS = {"sparse": 1, "signs": 2, "ternary": 3, "levels": 4, "dense": 5}
 
@@ -46,6 +47,11 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // 4) * 4
 
 
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """Copy a few bytes without waiting for the device."""
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
 def frame_size(*section_nbytes: int) -> int:
     """Return the length of a frame with sections of these lengths."""
     return HEADER_NBYTES + sum(padded(nbytes) for nbytes in section_nbytes)
@@ -56,17 +62,34 @@ def as_bytes(tensor: Tensor) -> Tensor:  # any dtype -> (nbytes,) uint8
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def build(header: Header, sections: list[Tensor], nbytes: int | None = None) -> Tensor:  # uint8 sections -> (B,) uint8
-    """Put header and sections into one buffer, zero-filled up to ``nbytes`` where that is given."""
+def pack_header(header: Header, body_nbytes: int) -> bytes:
+    """The header's bytes, the checksum left zero."""
+    return HEADER.pack(
+        MAGIC, VERSION, KINDS[header.kind], header.numel, header.count, header.index_code, header.value_code,
+        header.parameter, int(header.alarm), header.tail, header.layout, header.step & 0xFFFFFFFF, body_nbytes, 0,
+    )  # fmt: skip
+
+
+def is_finished(frame: Tensor) -> bool:  # (B,) uint8
+    """Whether a frame that a GPU wrote is complete: see SparseCodec.encode."""
+    return int(frame[0]) == MAGIC[0]
+
+
+def build(
+    header: Header, sections: list[Tensor], nbytes: int | None = None, flag: Tensor | None = None
+) -> Tensor:  # uint8 sections -> (B,) uint8
+    """Put header and sections into one buffer, zero-filled up to ``nbytes`` where that is given.
+
+    ``flag`` is an alarm that only the device knows of yet.
+    """
     device = sections[0].device if sections else torch.device("cpu")
     body = frame_size(*(section.numel() for section in sections)) - HEADER_NBYTES
     frame = torch.zeros(nbytes if nbytes is not None else HEADER_NBYTES + body, dtype=torch.uint8, device=device)
     assert frame.numel() >= HEADER_NBYTES + body, "a frame larger than its budget must not be built"
-    fields = HEADER.pack(
-        MAGIC, VERSION, KINDS[header.kind], header.numel, header.count, header.index_code, header.value_code,
-        header.parameter, int(header.alarm), header.tail, header.layout, header.step & 0xFFFFFFFF, body, 0,
-    )  # fmt: skip
-    frame[:HEADER_NBYTES] = torch.frombuffer(bytearray(fields), dtype=torch.uint8).to(device)
+    fields = pack_header(header, body)
+    frame[:HEADER_NBYTES] = to_device(torch.frombuffer(bytearray(fields), dtype=torch.uint8), device)
+    if flag is not None:
+        frame[_FLAGS_AT : _FLAGS_AT + 1] |= (flag != 0).to(torch.uint8)
     start = HEADER_NBYTES
     for section in sections:
         frame[start : start + section.numel()] = section

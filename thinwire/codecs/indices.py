@@ -9,6 +9,7 @@ leave out.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -38,10 +39,13 @@ def _rice_expected_bits(numel: int, k: int, parameter: int) -> float:
     return k * (parameter + 1 + q / (1.0 - q))
 
 
-def _rice_best(numel: int, k: int) -> int:
+@lru_cache(maxsize=1024)
+def rice_best(numel: int, k: int) -> int:
+    """The Rice parameter with which k indices below ``numel`` are shortest in the worst case."""
     return min(range(31), key=lambda parameter: _rice_bound_bits(numel, k, parameter))
 
 
+@lru_cache(maxsize=1024)
 def index_budget(coding: str, numel: int, k: int) -> int:
     """Return the bytes that a frame reserves for k indices below ``numel``."""
     if k == 0:
@@ -50,7 +54,7 @@ def index_budget(coding: str, numel: int, k: int) -> int:
         return 4 * k
     if coding == "delta16":
         return padded(2 * (k + min(numel // _ESCAPE, 8 + k // 256)))
-    bound = _rice_bound_bits(numel, k, _rice_best(numel, k))
+    bound = _rice_bound_bits(numel, k, rice_best(numel, k))
     if k > _EXACT_BUDGET_K:
         expected = min(_rice_expected_bits(numel, k, parameter) for parameter in range(31))
         bound = min(bound, math.ceil(1.005 * expected))
@@ -64,7 +68,7 @@ def _delta16_words(indices: Tensor) -> int:
 def _rice_choice(indices: Tensor, numel: int) -> tuple[int, int]:
     """Return the Rice parameter that makes these indices shortest, and their length in bytes with it."""
     gaps, k = _gaps(indices), indices.numel()
-    best = _rice_best(numel, k)
+    best = rice_best(numel, k)
     sizes = {
         parameter: padded(-(-k * parameter // 8)) + padded(-(-rice_unary_bits(gaps, parameter) // 8))
         for parameter in range(max(0, best - 2), best + 3)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.frame import Header, as_bytes, build, frame_size, open_frame
-from thinwire.codecs.indices import INDEX_CODES, decode_indices, encode_indices, excess_entries, index_budget
+from thinwire.codecs.frame import Header, as_bytes, build, frame_size, open_frame, pack_header
+from thinwire.codecs.indices import INDEX_CODES, decode_indices, encode_indices, excess_entries, index_budget, rice_best
 from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, value_sections_nbytes
 from thinwire.errors import FrameError
+from thinwire.kernels import encode_rice_frame, on_gpu
 from thinwire.layout import Turn
 from thinwire.payloads import Sparse
 
@@ -29,11 +31,20 @@ class SparseCodec:
         """Return the length of every frame of such an exchange, full or not."""
         return frame_size(4 * tail, *value_sections_nbytes(self.values, k), index_budget(self.indices, numel, k))
 
-    def encode(self, turn: Turn, payload: Sparse, tail: Tensor) -> Tensor:  # -> (nbytes,) uint8
-        """Encode; entries that do not fit into the budget are left out, the smallest first."""
+    def encode(
+        self, turn: Turn, payload: Sparse, tail: Tensor, within_budget: bool = False
+    ) -> Tensor:  # -> (nbytes,) uint8
+        """Encode; entries that do not fit into the budget are left out, the smallest first.
+
+        A GPU writes the frame by itself, and leaves one whose entries do not fit without its first byte: to find out
+        which ones to leave out the host would have to wait. Who takes the frame to the wire must look
+        (``is_finished``) and then encode once more ``within_budget``.
+        """
         indices, values, numel, k = payload.indices, payload.values, payload.numel, payload.capacity
         assert indices.numel() <= k, "a payload of more entries than its capacity"
         budget = index_budget(self.indices, numel, k)
+        if not within_budget and self.indices == "rice" and indices.numel() and on_gpu(values.device):
+            return self._encode_on_device(turn, payload, tail, budget)
         while excess := excess_entries(self.indices, indices, numel, budget):
             order = torch.sort(values.abs(), stable=True, descending=True).indices
             kept = order[: max(0, indices.numel() - excess)].sort().values
@@ -45,7 +56,20 @@ class SparseCodec:
             parameter=parameter, alarm=turn.alarm.rings,
         )  # fmt: skip
         sections = [as_bytes(tail), *encode_values(self.values, values), *index_sections]
-        return build(header, sections, self.nbytes(numel, k, tail.numel()))
+        return build(header, sections, self.nbytes(numel, k, tail.numel()), turn.alarm.flag)
+
+    def _encode_on_device(self, turn: Turn, payload: Sparse, tail: Tensor, budget: int) -> Tensor:
+        numel, k, count = payload.numel, payload.capacity, payload.indices.numel()
+        header = Header(
+            kind="sparse", numel=numel, count=count, tail=tail.numel(), layout=turn.layout.fingerprint,
+            step=turn.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
+            alarm=turn.alarm.rings,
+        )  # fmt: skip
+        fields = struct.unpack("<9I", pack_header(header, 4 * tail.numel()))
+        return encode_rice_frame(
+            self.nbytes(numel, k, tail.numel()), fields, tail, payload.indices, payload.values, self.values,
+            rice_best(numel, count), budget, turn.alarm.flag,
+        )  # fmt: skip
 
     def decode(
         self, turn: Turn, frame: Tensor, numel: int, capacity: int, tail: int, device: torch.device, origin: str

@@ -178,7 +178,7 @@ class VoteServer(Server):
         return SignsCodec().nbytes(shard.numel, 0, shard.tail_numel)
 
     def answer(self, turn: Turn, payload: Signs, frames: list[Tensor], shard: Shard, net: Net, nbytes: int) -> Tensor:
-        device, runs = payload.negative.device, shard.piece_runs()
+        device, runs = payload.bits.device, shard.piece_runs()
         against = torch.zeros(shard.numel, dtype=torch.int32, device=device)
         dense = torch.zeros(shard.tail_numel, dtype=torch.float32, device=device)
         for rank, frame in enumerate(frames):
@@ -202,7 +202,7 @@ class VoteServer(Server):
     def read(
         self, turn: Turn, payload: Signs, frame: Tensor, shard: Shard, net: Net, origin: str
     ) -> tuple[Tensor, Tensor]:
-        device = payload.negative.device
+        device = payload.bits.device
         vote, tail = SignsCodec().decode(turn, frame, shard.piece_runs(), 0, shard.tail_numel, device, origin)
         return 1.0 - 2.0 * vote.negative.to(torch.float32), tail
 

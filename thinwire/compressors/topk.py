@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from thinwire.kernels import select_among, select_sampled, select_topk, stream_key
+from thinwire.kernels import on_gpu, search, select_among, select_sampled, select_topk, stream_key
 from thinwire.layout import Layout, Turn
 from thinwire.memory import Scout
 from thinwire.payloads import Sparse
 from thinwire.schedules import Schedule
+
+_SEARCHED_DENSITY = 0.05
 
 
 def entries_kept(density: float, numel: int) -> int:
@@ -53,6 +57,7 @@ class TopK:
     ) -> None:
         self.final_density, self.warmup, self.per_tensor, self.sampled = final_density, warmup, per_tensor, sampled
         self._carried: dict[str, _Carried] = {}
+        self._searches: dict[Layout, tuple[tuple[int, ...], Any]] = {}  # on a GPU: k of every scope, and its search
 
     def density(self, step: int) -> float:
         return self.warmup.density(step, self.final_density) if self.warmup else self.final_density
@@ -68,11 +73,13 @@ class TopK:
         return sum(entries_kept(density, span.stop - span.start) for _, span in self.scopes(turn.layout))
 
     def scout(self, turn: Turn, device: torch.device) -> Scout | None:
-        if device.type != "cpu":
-            return None  # reading a threshold back would make the host wait for the device
         if self.sampled:
             return None  # its choice would depend on what was carried, and a resumed run would choose differently
         layout = turn.layout
+        if on_gpu(device):
+            return self._device_scout(turn, device)
+        if device.type != "cpu":
+            return None  # reading a threshold back would make the host wait for the device
         carried = [self._carried.setdefault(name, _Carried()) for name, _ in self.scopes(layout)]
         if self.per_tensor:
             thresholds = [one.threshold for one in carried]
@@ -81,12 +88,30 @@ class TopK:
         thresholds += [float("inf")] * (len(layout.segments) - len(layout.coded))
         return Scout(thresholds, _Carried.ROOM * self.num_entries(turn) + 1024)
 
+    def _device_scout(self, turn: Turn, device: torch.device) -> Scout | None:
+        """A search that keeps its thresholds on the device; none where so many are wanted that it would not help."""
+        layout, density = turn.layout, self.density(turn.step)
+        if density > _SEARCHED_DENSITY or layout.numel >= 1 << 31 or not layout.coded:
+            return None
+        wanted = tuple(entries_kept(density, span.stop - span.start) for _, span in self.scopes(layout))
+        known = self._searches.get(layout)
+        if known is None or known[0] != wanted:
+            coded = [place if self.per_tensor else 0 for place in range(len(layout.coded))]
+            scope_of = coded + [-1] * (len(layout.segments) - len(layout.coded))
+            starts = [segment.start for segment in layout.segments]
+            numels = [segment.numel for segment in layout.segments]
+            known = self._searches[layout] = (wanted, search(starts, numels, scope_of, wanted, device))
+        return Scout(known[1], 0)
+
     def measure(self, turn: Turn, x: Tensor) -> None:
         return None
 
     def compress(
         self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None
     ) -> Sparse:  # x: (c,) float32
+        if scout is not None and turn.layout in self._searches:
+            indices, values = scout.found.select(x)
+            return Sparse(indices, values, x.numel(), self.num_entries(turn))
         density, scopes = self.density(turn.step), self.scopes(turn.layout)
         found = scout.found if scout is not None else None
         if found is not None and len(scopes) > 1:

@@ -1,19 +1,23 @@
 """The one dispatch point for array work; every caller imports its kernels from here.
 
-Two homes hold the same function names: ``reference`` is plain torch, runs on every device and is the specification;
-``cpu`` is a small native library for host tensors. What only the reference has runs there on every device.
+Three homes hold the same function names: ``reference`` is plain torch, runs on every device and is the specification;
+``cpu`` is a small native library for host tensors; ``gpu`` is Triton, for CUDA tensors. What only the reference has
+runs there on every device.
 
-THINWIRE_KERNELS chooses: ``auto`` (default) takes the native library for host tensors where it was built, ``reference``
-never does, ``cpu`` insists on it and fails loudly when it is not there.
+THINWIRE_KERNELS chooses: ``auto`` (default) takes the fast home of each device where there is one, ``reference`` never
+does, ``cpu`` and ``gpu`` insist on theirs and fail loudly when it is not there. With TRITON_INTERPRET=1, ``gpu`` takes
+host tensors too: slow, and good for tests.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,20 +34,36 @@ from thinwire.kernels.reference import (
     select_sampled,
     stream_key,
     uniform,
+    unsent,
 )
 
 log = logging.getLogger("thinwire")
 
-CHOICES = ("auto", "reference", "cpu")
+CHOICES = ("auto", "reference", "cpu", "gpu")
 
 
-@lru_cache(maxsize=1)
-def _host_kernels() -> ModuleType:
-    """The home of host tensors, chosen once a process."""
+@lru_cache(maxsize=2)
+def _kernels(device_type: str) -> ModuleType:
+    """The home of a device's tensors, chosen once a process."""
     choice = _choice()
-    chosen = cpu if cpu.library() is not None and choice != "reference" else reference
     log.info("thinwire: %s", describe())
-    return chosen
+    if choice == "reference":
+        return reference
+    interpreted = choice == "gpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if interpreted or (device_type == "cuda" and _why_no_gpu() is None):
+        from thinwire.kernels import gpu  # Triton takes a second to import: only where it is used
+
+        return gpu
+    return cpu if device_type == "cpu" and cpu.library() is not None else reference
+
+
+def _why_no_gpu() -> str | None:
+    """Why the Triton kernels cannot be used; None where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    return None
 
 
 def _choice() -> str:
@@ -54,6 +74,8 @@ def _choice() -> str:
         raise RuntimeError(
             f"THINWIRE_KERNELS=cpu, but {cpu.why_not()}; reinstall thinwire where there is a C++ compiler"
         )
+    if choice == "gpu" and _why_no_gpu() is not None:
+        raise RuntimeError(f"THINWIRE_KERNELS=gpu, but {_why_no_gpu()}; unset it to use what is there")
     return choice
 
 
@@ -61,18 +83,27 @@ def describe() -> str:
     """Return one line that says which kernels are in use and why; raise where THINWIRE_KERNELS asks the impossible."""
     if _choice() == "reference":
         return "kernels: reference (plain torch), because THINWIRE_KERNELS=reference"
-    if cpu.library() is None:
-        return f"kernels: reference (plain torch), because {cpu.why_not()}"
-    return f"kernels: native for host tensors ({cpu.vectors()} loops), reference (plain torch) on other devices"
+    host = f"reference (plain torch), because {cpu.why_not()}"
+    if cpu.library() is not None:
+        host = f"native ({cpu.vectors()} loops)"
+    no_gpu = _why_no_gpu()
+    device = "Triton" if no_gpu is None else f"reference (plain torch), because {no_gpu}"
+    return f"kernels: on the CPU {host}; on a GPU {device}"
 
 
 def home_name(device: torch.device) -> str:
-    """The home that tensors on this device use: native or reference."""
-    return "native" if device.type == "cpu" and _host_kernels() is cpu else "reference"
+    """The home that tensors on this device use: native, triton or reference."""
+    home = _kernels(device.type)
+    return "native" if home is cpu else "reference" if home is reference else "triton"
 
 
-def _home(tensor: Tensor) -> ModuleType:
-    return _host_kernels() if tensor.device.type == "cpu" else reference
+def on_gpu(device: torch.device) -> bool:
+    """Whether tensors on this device go to the Triton kernels, which never wait for the device."""
+    return home_name(device) == "triton"
+
+
+def _home(tensor: Tensor) -> Any:
+    return _kernels(tensor.device.type)
 
 
 def select_topk(x: Tensor, k: int) -> Tensor:
@@ -92,16 +123,38 @@ def accumulate(
     segments: Segments,
     velocity: Tensor | None,
     residual: Tensor,
-    thresholds: Sequence[float] | None,
+    thresholds: Any,
     capacity: int,
-) -> Tensor | None:
-    return _home(residual).accumulate(parts, segments, velocity, residual, thresholds, capacity)
+    flag: Tensor | None = None,
+) -> Any:
+    return _home(residual).accumulate(parts, segments, velocity, residual, thresholds, capacity, flag)
+
+
+def search(
+    starts: Sequence[int], numels: Sequence[int], scope_of: Sequence[int], wanted: Sequence[int], device: torch.device
+) -> Any:
+    """The device's own top-k, given to ``accumulate`` in place of thresholds; only on a GPU."""
+    return _kernels(device.type).Search(starts, numels, scope_of, wanted, device)
+
+
+def watch(parts: Sequence[Tensor], flag: Tensor) -> None:
+    _home(flag).watch(parts, flag)
+
+
+def encode_rice_frame(*arguments: Any) -> Tensor:
+    """A whole frame, written by the device; only on a GPU."""
+    return _home(arguments[3]).encode_rice_frame(*arguments)
+
+
+def clear_sent(x: Tensor, indices: Tensor, sent: Tensor) -> None:
+    _home(x).clear_sent(x, indices, sent)
 
 
 def error_step(
-    parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor
-) -> None:
-    _home(residual).error_step(parts, segments, ratios, velocity, residual)
+    parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor,
+    flag: Tensor | None = None,
+) -> None:  # fmt: skip
+    _home(residual).error_step(parts, segments, ratios, velocity, residual, flag)
 
 
 def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
@@ -126,8 +179,8 @@ def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:
     return _home(x).blockwise_sign(x, runs)
 
 
-def add_signs(out: Tensor, negative: Tensor, scales: Tensor, runs: Runs, factor: float) -> None:
-    _home(out).add_signs(out, negative, scales, runs, factor)
+def add_signs(out: Tensor, bits: Tensor, scales: Tensor, runs: Runs, factor: float) -> None:
+    _home(out).add_signs(out, bits, scales, runs, factor)
 
 
 def checksum(words: Tensor, start: int = 0) -> Tensor:
@@ -179,8 +232,10 @@ __all__ = [
     "block_means",
     "blockwise_sign",
     "checksum",
+    "clear_sent",
     "coin",
     "describe",
+    "encode_rice_frame",
     "error_step",
     "first_nonfinite",
     "gather_trits",
@@ -188,6 +243,7 @@ __all__ = [
     "int8_dequantize",
     "int8_quantize",
     "moments",
+    "on_gpu",
     "pack_bits",
     "pack_trits",
     "pack_uints",
@@ -195,6 +251,7 @@ __all__ = [
     "rice_encode",
     "rice_unary_bits",
     "scatter_add",
+    "search",
     "select_among",
     "select_sampled",
     "select_topk",
@@ -204,4 +261,6 @@ __all__ = [
     "unpack_bits",
     "unpack_trits",
     "unpack_uints",
+    "unsent",
+    "watch",
 ]

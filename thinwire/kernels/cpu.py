@@ -149,7 +149,9 @@ def accumulate(
     residual: Tensor,
     thresholds: Sequence[float] | None,
     capacity: int,
+    flag: Tensor | None = None,
 ) -> Tensor | None:
+    assert flag is None, "host gradients are looked at before"
     tables = _segment_tables(parts, segments)
     collecting = thresholds is not None
     limits = torch.tensor(thresholds if collecting else [float("inf")] * len(parts), dtype=torch.float32)
@@ -163,8 +165,10 @@ def accumulate(
 
 
 def error_step(
-    parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor
-) -> None:
+    parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor,
+    flag: Tensor | None = None,
+) -> None:  # fmt: skip
+    assert flag is None, "host gradients are looked at before"
     tables = _segment_tables(parts, segments)
     if velocity is None:
         tables = (*tables[:4], torch.zeros(len(parts)), *tables[5:])
@@ -252,7 +256,8 @@ def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:  # (n,) floa
     return negative, scales
 
 
-def add_signs(out: Tensor, negative: Tensor, scales: Tensor, runs: Runs, factor: float) -> None:
+def add_signs(out: Tensor, bits: Tensor, scales: Tensor, runs: Runs, factor: float) -> None:
+    negative = bits if bits.dtype == torch.bool else unpack_bits(bits, out.numel())
     lengths, counts = _run_tables(runs)
     negative, scales = _ready(negative, torch.bool), _ready(scales, torch.float32)
     _lib().tw_add_signs(

@@ -62,11 +62,16 @@ def stream_key(seed: int, step: int, rank: int, name: str) -> int:
     return _mix_int(key ^ zlib.crc32(name.encode()))
 
 
+def stream_salt(key: int) -> int:
+    """The second word that a stream mixes in, as a signed 32-bit number."""
+    return _as_int32(_mix_int(key + _GOLDEN))
+
+
 def _random(key: int, start: int, count: int, device: torch.device) -> Tensor:  # -> (count,) int32
     """random(key, i) = mix(mix(i ^ key) ^ mix(key + golden)) for i = start .. start + count."""
     counter = torch.arange(start, start + count, dtype=torch.int64, device=device).to(torch.int32)
     mixed = _mix(counter ^ _as_int32(key))
-    return _mix(mixed ^ _as_int32(_mix_int(key + _GOLDEN)))
+    return _mix(mixed ^ stream_salt(key))
 
 
 def uniform(key: int, count: int, device: torch.device, start: int = 0) -> Tensor:  # -> (count,) float32
@@ -173,6 +178,17 @@ class Segments:
         return grad if weight is None else grad + self.decay[place] * weight
 
 
+def watch(parts: Sequence[Tensor], flag: Tensor) -> None:  # T vectors, (1,) int32
+    """Set the flag to one where an element is not finite."""
+    for part in parts:
+        flag.logical_or_(~torch.isfinite(part).all())
+
+
+def _only_finite(parts: Sequence[Tensor], flag: Tensor) -> list[Tensor]:
+    watch(parts, flag)
+    return [torch.where(torch.isfinite(part), part, 0.0) for part in parts]
+
+
 def accumulate(
     parts: Sequence[Tensor],
     segments: Segments,
@@ -180,13 +196,17 @@ def accumulate(
     residual: Tensor,
     thresholds: Sequence[float] | None,
     capacity: int,
+    flag: Tensor | None = None,
 ) -> Tensor | None:  # -> (c,) int64 or None
     """Add the gradients to the residual, through the velocity where there is one (DGC, Eq. 4 and 7), in place.
 
     d = g + decay w; u = m u + d; v = v + u, or v + d + m u for Nesterov; without velocity v = v + g. With
     ``thresholds``, one a part, the flat indices of all elements with |v| >= threshold are returned in rising order, or
-    None when they are more than ``capacity``.
+    None when they are more than ``capacity``. Where ``flag`` is given, an element of a gradient that is not finite
+    counts as zero and sets it to one.
     """
+    if flag is not None:
+        parts = _only_finite(parts, flag)
     found = []
     for place, (part, start) in enumerate(zip(parts, segments.starts, strict=True)):
         v = residual[start : start + part.numel()]
@@ -209,9 +229,15 @@ def accumulate(
 
 
 def error_step(
-    parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor
-) -> None:
-    """e = ratio e + q in place; q = d, or with momentum m = mu m + d: q = m, or d + mu m for Nesterov."""
+    parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor,
+    flag: Tensor | None = None,
+) -> None:  # fmt: skip
+    """e = ratio e + q in place; q = d, or with momentum m = mu m + d: q = m, or d + mu m for Nesterov.
+
+    ``flag`` is that of ``accumulate``.
+    """
+    if flag is not None:
+        parts = _only_finite(parts, flag)
     for place, (part, start) in enumerate(zip(parts, segments.starts, strict=True)):
         error, mu = residual[start : start + part.numel()], segments.momentum[place]
         grad = segments.decayed(place, part)
@@ -229,6 +255,17 @@ def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor,
         inside = slice(cuts[place], cuts[place + 1])
         if inside.stop > inside.start:
             part.index_add_(0, indices[inside] - start, values[inside] * scale)
+
+
+def unsent(x: Tensor, sent: Tensor) -> Tensor:  # (k,) float32 both -> (k,) float32
+    """x - sent. An inf or nan that was sent has been seen and is gone; a finite x of which a nan was sent is kept."""
+    rest = x - sent
+    return torch.where(torch.isfinite(rest), rest, torch.where(torch.isfinite(x), x, 0.0))
+
+
+def clear_sent(x: Tensor, indices: Tensor, sent: Tensor) -> None:  # (n,), (k,) int64, (k,) float32
+    """x[indices] = unsent(x[indices], sent), in place."""
+    x[indices] = unsent(x[indices], sent)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -290,9 +327,10 @@ def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:  # (n,) floa
 
 
 def add_signs(
-    out: Tensor, negative: Tensor, scales: Tensor, runs: Runs, factor: float
-) -> None:  # (n,), (n,) bool, (B,)
-    """out += factor * (-scale where negative, +scale elsewhere), in place."""
+    out: Tensor, bits: Tensor, scales: Tensor, runs: Runs, factor: float
+) -> None:  # (n,) float32, (n,) bool or (ceil(n/8),) uint8, (B,) float32
+    """out += factor * (-scale where negative, +scale elsewhere), in place; ``bits`` are bool, or packed in bytes."""
+    negative = bits if bits.dtype == torch.bool else unpack_bits(bits, out.numel())
     magnitude = block_expand(scales * factor, runs)
     out.add_(torch.where(negative, -magnitude, magnitude))
 

@@ -1,0 +1,236 @@
+"""The Triton kernels against the reference: on a GPU where there is one, else in Triton's interpreter.
+
+test_triton.py runs this file in a process of its own, because the interpreter is chosen by an environment variable when
+Triton is imported.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.codecs import SparseCodec
+from thinwire.codecs.frame import is_finished
+from thinwire.compressors import TopK
+from thinwire.kernels import gpu, reference
+from thinwire.kernels.reference import Segments
+from thinwire.layout import Hyper, Layout, Turn
+from thinwire.memory import ErrorFeedback, MomentumCorrection
+from thinwire.payloads import Sparse
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ON_GPU = DEVICE.type == "cuda"
+SIZES = ((5000, 3, 12000, 100), (4096, 4096), (1, 1, 1), (37, 9001)) + (((2_000_000, 77, 300_001),) if ON_GPU else ())
+FEW = settings(max_examples=200 if ON_GPU else 8, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def noise(numel: int, seed: int) -> Tensor:  # -> (numel,) float32
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def segments_of(numels: tuple[int, ...], weights: list[Tensor] | None = None) -> Segments:
+    starts = tuple(sum(numels[:place]) for place in range(len(numels)))
+    number = len(numels)
+    return Segments(
+        starts=starts,
+        momentum=tuple(0.9 if place % 3 else 0.5 for place in range(number)),
+        nesterov=tuple(place % 2 == 0 for place in range(number)),
+        decay=tuple(0.01 if weights else 0.0 for _ in range(number)),
+        weights=tuple(weights) if weights else (None,) * number,
+    )
+
+
+def test_the_dispatch_point_takes_triton() -> None:
+    assert kernels.home_name(DEVICE) == "triton" and kernels.on_gpu(DEVICE)
+
+
+@pytest.mark.parametrize("numels", SIZES)
+@pytest.mark.parametrize("moved", [True, False])
+@pytest.mark.parametrize("per_tensor", [True, False])
+def test_accumulation_and_exact_selection(numels: tuple[int, ...], moved: bool, per_tensor: bool) -> None:
+    """Five steps: the first has no thresholds, the others carry them; every choice is the reference's."""
+    coded = max(1, len(numels) - 1)  # the last one is the dense tail
+    weights = [noise(numel, 90 + place) for place, numel in enumerate(numels)]
+    segments, total = segments_of(numels, weights if moved else None), sum(numels)
+    scopes = list(range(coded)) if per_tensor else [0] * coded
+    scoped = [
+        [numel for numel, own in zip(numels[:coded], scopes, strict=True) if own == s] for s in sorted(set(scopes))
+    ]
+    wanted = [max(1, round(0.01 * sum(own))) for own in scoped]
+    search = gpu.Search(segments.starts, numels, scopes + [-1] * (len(numels) - coded), wanted, DEVICE)
+    state = [torch.zeros(total, device=DEVICE) for _ in range(4)]
+    velocity, residual, plain_velocity, plain_residual = state
+    for step in range(5):
+        parts = [noise(numel, 7 * step + place) * 10.0 ** (step % 3) for place, numel in enumerate(numels)]
+        found = gpu.accumulate(parts, segments, velocity if moved else None, residual, search)
+        assert found is search
+        plain = plain_velocity if moved else None
+        reference.accumulate(parts, segments, plain, plain_residual, None, 0)
+        torch.testing.assert_close(residual, plain_residual, rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(velocity, plain_velocity, rtol=1e-6, atol=1e-5)
+        indices, values = search.select(residual)
+        start, expected = 0, []
+        for own, k in zip(scoped, wanted, strict=True):
+            expected.append(reference.select_topk(residual[start : start + sum(own)], k) + start)
+            start += sum(own)
+        assert torch.equal(indices, torch.cat(expected)), step
+        assert torch.equal(values, residual[indices])
+        gpu.clear_sent(residual, indices, values)
+        assert not residual[indices].any()
+        velocity[indices] = 0.0
+        plain_residual.copy_(residual)
+        plain_velocity.copy_(velocity)
+
+
+@pytest.mark.parametrize("fill", ["zeros", "ones", "one nonzero", "all equal but some", "nan"])
+def test_ties_go_to_the_lower_index(fill: str) -> None:
+    numel = 9000
+    x = torch.zeros(numel, device=DEVICE)
+    if fill == "ones":
+        x += 1
+    elif fill == "one nonzero":
+        x[8000] = 1e-30
+    elif fill == "all equal but some":
+        x += 0.5
+        x[7000:7030] = 3.0
+    elif fill == "nan":
+        x += noise(numel, 3)
+        x[4567] = float("nan")
+    search = gpu.Search((0,), (numel,), (0,), (90,), DEVICE)
+    residual, nothing = x.clone(), torch.zeros(numel, device=DEVICE)
+    for step in range(3):
+        gpu.accumulate([nothing], segments_of((numel,)), None, residual, search)
+        indices, _ = search.select(residual)
+        assert torch.equal(indices, reference.select_topk(residual, 90)), step
+
+
+def test_what_is_not_finite_raises_the_flag_and_stays_out() -> None:
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        parts = [noise(5000, 1), noise(300, 2)]
+        parts[1][17] = bad
+        flag = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        velocity, residual = torch.zeros(5300, device=DEVICE), torch.zeros(5300, device=DEVICE)
+        gpu.accumulate(parts, segments_of((5000, 300)), velocity, residual, None, 0, flag)
+        assert int(flag) == 1 and bool(torch.isfinite(residual).all()) and bool(torch.isfinite(velocity).all())
+        flag.zero_()
+        gpu.error_step(parts, segments_of((5000, 300)), (1.0, 1.0), velocity, residual, flag)
+        assert int(flag) == 1 and bool(torch.isfinite(residual).all())
+        flag.zero_()
+        gpu.watch(parts, flag)
+        assert int(flag) == 1
+        flag.zero_()
+        gpu.watch(parts[:1], flag)
+        assert int(flag) == 0
+
+
+@FEW
+@given(
+    numel=st.integers(50, 40_000),
+    density=st.floats(0.0005, 0.2),
+    tail=st.integers(0, 9),
+    values=st.sampled_from(["fp32", "fp16", "bf16", "int8"]),
+    seed=st.integers(0, 2**31),
+    huge=st.booleans(),
+)
+def test_frames_are_the_codec_s_bytes(
+    numel: int, density: float, tail: int, values: str, seed: int, huge: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    count = max(1, round(density * numel))
+    indices = torch.randperm(numel, generator=generator)[:count].sort().values.to(DEVICE)
+    floats = torch.randn(count, generator=generator) * (1e37 if huge else 1.0)
+    rows = [("a", 0, numel, True)] + ([("b", 1, tail, False)] if tail else [])
+    turn = Turn(Layout.of(rows), 5, (Hyper(),) * len(rows))
+    payload = Sparse(indices, floats.to(DEVICE), numel, count)
+    rest = torch.randn(tail, generator=generator).to(DEVICE)
+    codec = SparseCodec(values=values)
+    frame = codec.encode(turn, payload, rest)
+    if is_finished(frame):
+        assert torch.equal(frame, codec.encode(turn, payload, rest, within_budget=True))
+
+
+def test_a_frame_over_its_budget_is_left_unfinished() -> None:
+    numel, count = 10_000_000, 10_000
+    clustered = torch.arange(count // 2) * 2  # dense at the front, sparse behind: more bits than a random choice
+    spread = torch.linspace(count * 2, numel - 1, count - count // 2).long()
+    indices = torch.cat([clustered, spread]).to(DEVICE)
+    turn = Turn(Layout.of([("a", 0, numel, True)]), 5, (Hyper(),))
+    payload = Sparse(indices, noise(count, 5), numel, count)
+    codec, nothing = SparseCodec(), torch.zeros(0, device=DEVICE)
+    fits = is_finished(codec.encode(turn, payload, nothing))
+    smaller = codec.encode(turn, payload, nothing, within_budget=True)
+    assert is_finished(smaller)
+    kept, _ = codec.decode(turn, smaller, numel, count, 0, DEVICE, "here")
+    assert fits == (kept.indices.numel() == count)
+
+
+@pytest.mark.parametrize("memory", [MomentumCorrection(masking=True), ErrorFeedback()])
+def test_steps_from_gradient_to_frame(memory: MomentumCorrection | ErrorFeedback) -> None:
+    """The boxes put together as the engine does it: what is decoded is exactly the top-k of what the memory holds."""
+    numels = (6000, 50, 900)
+    layout = Layout.of([(f"p{place}", place, numel, place < 2) for place, numel in enumerate(numels)])
+    compressor, codec = TopK(0.02), SparseCodec()
+    for step in range(3):
+        turn = Turn(layout, step, tuple(Hyper(lr=0.1, momentum=0.9) for _ in numels))
+        turn.alarm.flag = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        scout = compressor.scout(turn, DEVICE)
+        assert scout is not None
+        x = memory.compensate(turn, [noise(numel, step + place) for place, numel in enumerate(numels)], scout)
+        payload = compressor.compress(turn, x[:6050], None, 0, scout)
+        assert torch.equal(payload.indices[:120], reference.select_topk(x[:6000], 120))
+        frame = codec.encode(turn, payload, x[6050:])
+        decoded, tail = codec.decode(turn, frame, 6050, payload.capacity, 900, DEVICE, "here")
+        assert torch.equal(decoded.indices, payload.indices) and torch.equal(decoded.values, payload.values)
+        assert torch.equal(tail, x[6050:])
+
+
+@pytest.mark.parametrize("numels", SIZES)
+def test_ternary_and_moments(numels: tuple[int, ...]) -> None:
+    parts = [noise(numel, 11 + place) + (3.0 if place == 0 else 0.0) for place, numel in enumerate(numels)]
+    deviations, largest = gpu.moments(parts)
+    plain_deviations, plain_largest = reference.moments(parts)
+    torch.testing.assert_close(deviations, plain_deviations, rtol=1e-6, atol=1e-7)
+    assert torch.equal(largest, plain_largest)
+    keys = [(place * 0x9E3779B1) & 0xFFFFFFFF for place in range(len(numels))]
+    scales = torch.minimum(plain_largest, 2.5 * plain_deviations + 1e-3)
+    for limits in (None, 2.5 * plain_deviations + 1e-3):
+        assert torch.equal(
+            gpu.ternarize_packed(parts, scales, keys, limits), reference.ternarize_packed(parts, scales, keys, limits)
+        )
+
+
+@pytest.mark.parametrize("runs", [((9000, 1),), ((4096, 2), (1000, 4), (808, 1)), ((64, 50), (5, 3)), ((3, 1),)])
+def test_blockwise_signs(runs: tuple[tuple[int, int], ...]) -> None:
+    numel = sum(length * count for length, count in runs)
+    x, out = noise(numel, 21), noise(numel, 22)
+    x[0] = 0.0
+    plain_bits, plain_scales = reference.blockwise_sign(x, runs)
+    bits, scales = gpu.blockwise_sign(x, runs)
+    assert torch.equal(bits, reference.pack_bits(plain_bits))
+    torch.testing.assert_close(scales, plain_scales, rtol=1e-6, atol=0)
+    plain = out.clone()
+    gpu.add_signs(out, bits, scales, runs, -1.0)
+    reference.add_signs(plain, plain_bits, plain_scales, runs, -1.0)
+    torch.testing.assert_close(out, plain, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("numels", SIZES)
+def test_error_step(numels: tuple[int, ...]) -> None:
+    weights = [noise(numel, 40 + place) for place, numel in enumerate(numels)]
+    segments, total = segments_of(numels, weights), sum(numels)
+    ours, plain = torch.zeros(2, total, device=DEVICE), torch.zeros(2, total, device=DEVICE)
+    for step in range(3):
+        parts = [noise(numel, step + place) for place, numel in enumerate(numels)]
+        ratios = [1.0 + 0.1 * step] * len(numels)
+        gpu.error_step(parts, segments, ratios, ours[0], ours[1])
+        reference.error_step(parts, segments, ratios, plain[0], plain[1])
+    torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-5)
+
+
+assert os.environ.get("TRITON_INTERPRET") == "1" or ON_GPU, "run me through test_triton.py"

@@ -1,0 +1,59 @@
+"""Triton kernels for CUDA tensors: the reference's work in a few passes over memory, and no wait for the device.
+
+Everything that is selected, coded and summed here equals the reference: integers and bytes exactly, floats to rounding.
+What a function of the reference returns in a length that depends on the data is kept here in buffers of fixed length
+instead, because only the device knows that length.
+"""
+
+from __future__ import annotations
+
+from thinwire.kernels.gpu.quantize import add_signs, blockwise_sign, error_step, moments, ternarize_packed, watch
+from thinwire.kernels.gpu.search import Search, accumulate
+from thinwire.kernels.gpu.sparse_frames import encode_rice_frame
+from thinwire.kernels.gpu.unpack import RiceBody, clear_sent, decode_rice_bodies, scatter_add
+from thinwire.kernels.reference import (
+    checksum,
+    first_nonfinite,
+    gather_trits,
+    pack_bits,
+    pack_trits,
+    pack_uints,
+    rice_decode,
+    rice_encode,
+    rice_unary_bits,
+    select_among,
+    select_topk,
+    unpack_bits,
+    unpack_trits,
+    unpack_uints,
+)
+
+__all__ = [
+    "RiceBody",
+    "Search",
+    "accumulate",
+    "add_signs",
+    "blockwise_sign",
+    "checksum",
+    "clear_sent",
+    "decode_rice_bodies",
+    "encode_rice_frame",
+    "error_step",
+    "first_nonfinite",
+    "gather_trits",
+    "moments",
+    "pack_bits",
+    "pack_trits",
+    "pack_uints",
+    "rice_decode",
+    "rice_encode",
+    "rice_unary_bits",
+    "scatter_add",
+    "select_among",
+    "select_topk",
+    "ternarize_packed",
+    "unpack_bits",
+    "unpack_trits",
+    "unpack_uints",
+    "watch",
+]

@@ -46,16 +46,18 @@ class Exchange(Generic[P]):
     def _exchange(self, turn: Turn, parts: Sequence[Tensor]) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         coded = turn.layout.coded_numel
-        if on_gpu(parts[0].device) and self.memory.watches:
-            # The device looks while it passes over the gradient anyway; the host learns of it from the frames.
-            turn.alarm.flag, bad = torch.zeros(1, dtype=torch.int32, device=parts[0].device), None
-        else:
-            bad = first_nonfinite(parts)
+        device = parts[0].device
+        # A GPU looks while it passes over the gradient anyway; the host learns of it after the exchange.
+        watched = on_gpu(device) and self.memory.watches
+        bad = None if watched else first_nonfinite(parts)
         if bad is not None:
             # This rank's memory stays as it is and it sends zeros, with the alarm that makes all ranks stop.
             turn.alarm.own = turn.layout.segments[bad].name
             parts = [torch.zeros_like(part) for part in parts]
-        scout = self.compressor.scout(turn, parts[0].device) if bad is None else None
+        scout = self.compressor.scout(turn, device) if bad is None else None
+        if watched:
+            own = scout.flag if scout is not None else None
+            turn.alarm.flag = own if own is not None else torch.zeros(1, dtype=torch.int32, device=device)
         x = self.memory.compensate(turn, parts, scout) if bad is None else torch.cat(list(parts))  # (n,) to be sent now
         compensated = time.perf_counter()
         agreed = self.compressor.measure(turn, x[:coded])  # (T,) what all ranks must agree on first

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import accumulate, error_step, watch
+from thinwire.kernels import accumulate, error_step, watch, zero_at
 from thinwire.layout import Layout, Segment, Turn
 from thinwire.payloads import Accepted
 
@@ -41,6 +41,7 @@ class Scout:
     thresholds: Any
     capacity: int
     found: Any = None
+    flag: Tensor | None = None  # where the device's search reports what is not finite
 
 
 class NamedState:
@@ -229,7 +230,7 @@ class MomentumCorrection(_Stateful):
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
         if self.masking and accepted.sent is not None:
-            self.state.flat("velocity", turn.layout, x.device).index_fill_(0, accepted.sent, 0.0)
+            zero_at(self.state.flat("velocity", turn.layout, x.device), accepted.sent)
 
 
 class RateRatio:

@@ -123,7 +123,8 @@ class Accepted:
         """x -= accepted, in place."""
         boundary = x.numel() - self.tail.numel()
         self.coded.subtract_from(x[:boundary])
-        x[boundary:] = unsent(x[boundary:], self.tail)
+        if self.tail.numel():
+            x[boundary:] = unsent(x[boundary:], self.tail)
 
     def dense(self, numel: int) -> Tensor:  # -> (numel,) float32
         """The accepted contribution as a full vector."""

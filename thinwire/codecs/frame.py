@@ -7,7 +7,8 @@ nothing is read past the end, and whatever is wrong raises one FrameError that s
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ HEADER = struct.Struct("<2sBBIIBBBBIIIII")
 HEADER_NBYTES = HEADER.size  # 36
 _CHECKSUM_AT = 32
 _FLAGS_AT = 15
+_STEP_AT = 24
 
 KINDS = {"sparse": 1, "signs": 2, "ternary": 3, "levels": 4, "dense": 5}
 
@@ -47,11 +49,6 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // 4) * 4
 
 
-def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """Copy a few bytes without waiting for the device."""
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
-
-
 def frame_size(*section_nbytes: int) -> int:
     """Return the length of a frame with sections of these lengths."""
     return HEADER_NBYTES + sum(padded(nbytes) for nbytes in section_nbytes)
@@ -70,6 +67,12 @@ def pack_header(header: Header, body_nbytes: int) -> bytes:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=256)
+def _header_on_device(header: Header, body_nbytes: int, device: torch.device) -> Tensor:  # -> (36,) uint8
+    packed = torch.frombuffer(bytearray(pack_header(header, body_nbytes)), dtype=torch.uint8)
+    return packed.pin_memory().to(device, non_blocking=True)
+
+
 def is_finished(frame: Tensor) -> bool:  # (B,) uint8
     """Whether a frame that a GPU wrote is complete: see SparseCodec.encode."""
     return int(frame[0]) == MAGIC[0]
@@ -86,8 +89,12 @@ def build(
     body = frame_size(*(section.numel() for section in sections)) - HEADER_NBYTES
     frame = torch.zeros(nbytes if nbytes is not None else HEADER_NBYTES + body, dtype=torch.uint8, device=device)
     assert frame.numel() >= HEADER_NBYTES + body, "a frame larger than its budget must not be built"
-    fields = pack_header(header, body)
-    frame[:HEADER_NBYTES] = to_device(torch.frombuffer(bytearray(fields), dtype=torch.uint8), device)
+    if device.type == "cpu":
+        frame[:HEADER_NBYTES] = torch.frombuffer(bytearray(pack_header(header, body)), dtype=torch.uint8)
+    else:  # all but the step is the same at every step, and lies on the device already
+        frame[:HEADER_NBYTES] = _header_on_device(replace(header, step=0), body, device)
+        step = header.step & 0xFFFFFFFF
+        frame[_STEP_AT : _STEP_AT + 4].view(torch.int32).fill_(step - (1 << 32) if step >= 1 << 31 else step)
     if flag is not None:
         frame[_FLAGS_AT : _FLAGS_AT + 1] |= (flag != 0).to(torch.uint8)
     start = HEADER_NBYTES

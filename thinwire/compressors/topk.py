@@ -101,7 +101,7 @@ class TopK:
             starts = [segment.start for segment in layout.segments]
             numels = [segment.numel for segment in layout.segments]
             known = self._searches[layout] = (wanted, search(starts, numels, scope_of, wanted, device))
-        return Scout(known[1], 0)
+        return Scout(known[1], 0, flag=known[1].flag)
 
     def measure(self, turn: Turn, x: Tensor) -> None:
         return None
@@ -110,8 +110,7 @@ class TopK:
         self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None
     ) -> Sparse:  # x: (c,) float32
         if scout is not None and turn.layout in self._searches:
-            indices, values = scout.found.select(x)
-            return Sparse(indices, values, x.numel(), self.num_entries(turn))
+            return Sparse(scout.found.indices, scout.found.values, x.numel(), self.num_entries(turn))
         density, scopes = self.density(turn.step), self.scopes(turn.layout)
         found = scout.found if scout is not None else None
         if found is not None and len(scopes) > 1:

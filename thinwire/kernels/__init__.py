@@ -146,6 +146,10 @@ def encode_rice_frame(*arguments: Any) -> Tensor:
     return _home(arguments[3]).encode_rice_frame(*arguments)
 
 
+def zero_at(x: Tensor, indices: Tensor) -> None:
+    _home(x).zero_at(x, indices)
+
+
 def clear_sent(x: Tensor, indices: Tensor, sent: Tensor) -> None:
     _home(x).clear_sent(x, indices, sent)
 
@@ -263,4 +267,5 @@ __all__ = [
     "unpack_uints",
     "unsent",
     "watch",
+    "zero_at",
 ]

@@ -263,6 +263,11 @@ def unsent(x: Tensor, sent: Tensor) -> Tensor:  # (k,) float32 both -> (k,) floa
     return torch.where(torch.isfinite(rest), rest, torch.where(torch.isfinite(x), x, 0.0))
 
 
+def zero_at(x: Tensor, indices: Tensor) -> None:  # (n,), (k,) int64
+    """x[indices] = 0, in place."""
+    x.index_fill_(0, indices, 0.0)
+
+
 def clear_sent(x: Tensor, indices: Tensor, sent: Tensor) -> None:  # (n,), (k,) int64, (k,) float32
     """x[indices] = unsent(x[indices], sent), in place."""
     x[indices] = unsent(x[indices], sent)
@@ -347,7 +352,8 @@ def int8_quantize(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 -> (
     count = values.numel()
     chunks = -(-count // INT8_CHUNK)
     padded = torch.nn.functional.pad(values, (0, chunks * INT8_CHUNK - count)).view(chunks, INT8_CHUNK)
-    scales = padded.abs().amax(dim=1) / 127.0 if chunks else values.new_zeros(0)
+    # Divided by a tensor: by a plain number, a GPU multiplies with the reciprocal, which rounds differently.
+    scales = padded.abs().amax(dim=1) / torch.full((), 127.0, device=values.device) if chunks else values.new_zeros(0)
     scales = torch.where(torch.isfinite(scales), scales, float("nan")).clamp(max=_INT8_LARGEST_SCALE)
     # A denormal scale makes the quotient overflow; the clamp keeps such a chunk within +-127.
     divisor = torch.where(scales > 0, scales, torch.ones_like(scales))

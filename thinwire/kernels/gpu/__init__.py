@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from thinwire.kernels.gpu.quantize import add_signs, blockwise_sign, error_step, moments, ternarize_packed, watch
 from thinwire.kernels.gpu.search import Search, accumulate
-from thinwire.kernels.gpu.sparse_frames import encode_rice_frame
-from thinwire.kernels.gpu.unpack import RiceBody, clear_sent, decode_rice_bodies, scatter_add
+from thinwire.kernels.gpu.sparse_frames import checksum, encode_rice_frame
+from thinwire.kernels.gpu.unpack import RiceBody, clear_sent, decode_rice_bodies, scatter_add, zero_at
 from thinwire.kernels.reference import (
-    checksum,
     first_nonfinite,
     gather_trits,
     pack_bits,
@@ -56,4 +55,5 @@ __all__ = [
     "unpack_trits",
     "unpack_uints",
     "watch",
+    "zero_at",
 ]

@@ -11,10 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.gpu.sparse_frames import mix
-from thinwire.kernels.gpu.tables import TILE, cached, pointers, tiles_of, upload
+from thinwire.kernels.gpu.tables import TILE, cached, pointers, tiles_of
 from thinwire.kernels.reference import Runs, Segments, stream_salt
 
-_TRIT_BYTES = 1024  # bytes of packed trits that one program writes
+_TRIT_WARPS = 4
+_BITE = 512
+_TRIT_WORDS = 128  # words of packed trits, twenty in each, that one program writes
 
 
 class Cuts:
@@ -60,8 +62,8 @@ def _tile_moments(tile_segment, tile_offset, parts, numels, means, squares, larg
     count = tl.minimum(tl.load(numels + segment) - offset, TILE)
     address = tl.load(parts + segment) + offset.to(tl.int64) * 4
     i = tl.arange(0, TILE)
-    if address % 16 == 0:
-        x = tl.load(tl.multiple_of(address, 16).to(tl.pointer_type(tl.float32)) + i, mask=i < count, other=0.0)
+    if (address % 16 == 0) & (count == TILE):  # without a mask, loads are wide
+        x = tl.load(tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16) + i)
     else:
         x = tl.load(address.to(tl.pointer_type(tl.float32)) + i, mask=i < count, other=0.0)
     mean = tl.sum(x, axis=0) / count
@@ -109,67 +111,109 @@ def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     lengths = cached(numels, torch.int32, device)
     if tiles.total:
         _tile_moments[(tiles.total,)](
-            tiles.segment, tiles.offset, pointers(parts, device), lengths, means, squares, largest, TILE, num_warps=8
+            tiles.segment,
+            tiles.offset,
+            pointers(parts, device),
+            lengths,
+            means,
+            squares,
+            largest,
+            TILE,
+            num_warps=8,
         )
     _segment_moments[(len(parts),)](
         cached(tuple(tiles.first), torch.int32, device), lengths, means, squares, largest, deviations, magnitudes,
-        TILE, 1024, num_warps=8,
+        TILE, 8192, num_warps=32,
     )  # fmt: skip
     return deviations, magnitudes
 
 
 @triton.jit
-def _trit_digit(x, i, key, salt, scale, limit, inside):
-    """trit + 1 of one element: random(key, i) decides (TernGrad, Eq. 1, 3 and 21)."""
+def _trit_digit(x, i, key, salt, scale, limit):
+    """trit + 1 of one element: random(key, i) decides (TernGrad, Eq. 1, 3 and 21); a nan is never kept."""
     drawn = mix(mix(i.to(tl.uint32) ^ key) ^ salt) >> 8
-    magnitude = tl.minimum(tl.abs(x), limit)
-    keep = (drawn.to(tl.float32) * 5.9604644775390625e-08 * scale < magnitude) & (x == x)
-    trit = tl.where(keep, (x > 0).to(tl.int32) - (x < 0).to(tl.int32), 0)
-    return tl.where(inside, trit + 1, 0)
+    bar = drawn.to(tl.float32) * 5.9604644775390625e-08 * scale
+    keep = (bar < tl.abs(x)) & (bar < limit)
+    return tl.where(keep, tl.where(x > 0, 2, 0), 1).to(tl.uint32)
+
+
+@triton.jit
+def _trit_words(part, first, count, key, salt, scale, limit, WHOLE: tl.constexpr, WORDS: tl.constexpr):
+    """WORDS words of four bytes of five trits each, of the elements from ``first`` on; those outside of the part are 0.
+
+    Every thread takes four neighbouring elements at a time, of the twenty that make up a word.
+    """
+    row, column = tl.arange(0, WORDS)[:, None] * 20, tl.arange(0, 4)[None, :]
+    word = tl.zeros((WORDS,), tl.uint32)
+    for group in tl.static_range(5):
+        place = column + 4 * group  # of the element inside its word
+        i = first + row + 4 * group + column
+        if WHOLE:
+            x = tl.load(part + i)
+            digit = _trit_digit(x, i, key, salt, scale, limit)
+        else:
+            inside = (i >= 0) & (i < count)
+            x = tl.load(part + i, mask=inside, other=0.0)
+            digit = tl.where(inside, _trit_digit(x, i, key, salt, scale, limit), 0)
+        power = place % 5
+        weight = tl.where(power == 0, 1, tl.where(power == 1, 3, tl.where(power == 2, 9, tl.where(power == 3, 27, 81))))
+        word += tl.sum(digit * (weight.to(tl.uint32) << (8 * (place // 5)).to(tl.uint32)), axis=1).to(tl.uint32)
+    return word
 
 
 @triton.jit
 def _pack_ternary(
-    first_piece, block_of, starts, ends, parts, scales, limits, keys, salts, packed, numel,
-    CLIPPED: tl.constexpr, BYTES: tl.constexpr,
+    first_piece, block_of, starts, ends, parts, scales, limits, keys, salts, packed, num_words,
+    CLIPPED: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     first, last = tl.load(first_piece + tile), tl.load(first_piece + tile + 1)
-    byte = tile * BYTES + tl.arange(0, BYTES)
-    total = tl.zeros((BYTES,), tl.int32)
-    for piece in range(first, last):
-        segment = tl.load(block_of + piece)
-        start, end = tl.load(starts + segment), tl.load(ends + segment)
-        part = tl.load(parts + segment).to(tl.pointer_type(tl.float32))
-        key = tl.load(keys + segment).to(tl.uint32, bitcast=True)
-        salt = tl.load(salts + segment).to(tl.uint32, bitcast=True)
-        scale = tl.load(scales + segment)
+    element = tile * WORDS * 20
+    out = tile * WORDS + tl.arange(0, WORDS)
+    segment = tl.load(block_of + first)
+    address = tl.load(parts + segment)
+    offset = element - tl.load(starts + segment)
+    inside_one = (last - first == 1) & (element + WORDS * 20 <= tl.load(ends + segment))
+    if inside_one & (address % 16 == 0) & (offset % 4 == 0):
+        key, salt = tl.load(keys + segment).to(tl.uint32, bitcast=True), tl.load(salts + segment)
         limit = tl.load(limits + segment) if CLIPPED else float("inf")
-        weight = 1
-        for place in tl.static_range(5):
-            element = byte * 5 + place
-            inside = (element >= start) & (element < end)
-            x = tl.load(part + (element - start), mask=inside, other=0.0)
-            total += _trit_digit(x, element - start, key, salt, scale, limit, inside) * weight
-            weight = weight * 3
-    tl.store(packed + byte, total.to(tl.uint8), mask=byte * 5 < numel)
+        part = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+        word = _trit_words(
+            part, offset // 4 * 4, 0, key, salt.to(tl.uint32, bitcast=True), tl.load(scales + segment), limit,
+            True, WORDS,
+        )  # fmt: skip
+        tl.store(packed + out, word.to(tl.int32, bitcast=True))
+    else:
+        total = tl.zeros((WORDS,), tl.uint32)
+        for piece in range(first, last):
+            segment = tl.load(block_of + piece)
+            start, end = tl.load(starts + segment), tl.load(ends + segment)
+            key, salt = tl.load(keys + segment).to(tl.uint32, bitcast=True), tl.load(salts + segment)
+            limit = tl.load(limits + segment) if CLIPPED else float("inf")
+            part = tl.load(parts + segment).to(tl.pointer_type(tl.float32))
+            total += _trit_words(
+                part, element - start, end - start, key, salt.to(tl.uint32, bitcast=True), tl.load(scales + segment),
+                limit, False, WORDS,
+            )  # fmt: skip
+        tl.store(packed + out, total.to(tl.int32, bitcast=True), mask=out < num_words)
 
 
 def ternarize_packed(
     parts: Sequence[Tensor], scales: Tensor, keys: Sequence[int], limits: Tensor | None = None
 ) -> Tensor:
     device = scales.device
-    cuts = _cuts(tuple(part.numel() for part in parts), 5 * _TRIT_BYTES, device)
-    packed = torch.empty(-(-cuts.numel // 5), dtype=torch.uint8, device=device)
+    cuts = _cuts(tuple(part.numel() for part in parts), 20 * _TRIT_WORDS, device)
+    num_words = -(-cuts.numel // 20)
+    packed = torch.empty(num_words, dtype=torch.int32, device=device)
     if cuts.num_tiles:
         signed = [key - (1 << 32) if key >= 1 << 31 else key for key in keys]
-        table = upload([*signed, *(stream_salt(key) for key in keys)], torch.int32, device)
+        table = cached((*signed, *(stream_salt(key) for key in keys)), torch.int32, device)
         _pack_ternary[(cuts.num_tiles,)](
             cuts.first_piece, cuts.block_of, cuts.starts, cuts.ends, pointers(parts, device), scales,
-            scales if limits is None else limits, table, table[len(keys) :], packed, cuts.numel, limits is not None,
-            _TRIT_BYTES,
+            scales if limits is None else limits, table, table[len(keys) :], packed, num_words, limits is not None,
+            _TRIT_WORDS, num_warps=_TRIT_WARPS,
         )  # fmt: skip
-    return packed
+    return packed.view(torch.uint8)[: -(-cuts.numel // 5)]
 
 
 @triton.jit
@@ -200,7 +244,7 @@ def watch(parts: Sequence[Tensor], flag: Tensor) -> None:  # T vectors, (1,) int
 @triton.jit
 def _error_step(
     tile_segment, tile_offset, parts, weights, starts, numels, momenta, decays, nesterovs, ratios, velocity, residual,
-    flag, MOVED: tl.constexpr, TILE: tl.constexpr,
+    flag, MOVED: tl.constexpr, TILE: tl.constexpr, BITE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     segment, offset = tl.load(tile_segment + tile), tl.load(tile_offset + tile)
@@ -210,37 +254,42 @@ def _error_step(
     count = tl.load(numels + segment) - offset
     momentum, decay = tl.load(momenta + segment), tl.load(decays + segment)
     nesterov, ratio = tl.load(nesterovs + segment), tl.load(ratios + segment)
-    if ((grad | weight) % 16 == 0) & (where % 4 == 0):
-        grad, where = tl.multiple_of(grad, 16), tl.multiple_of(where, 4)
-        _error_tile(grad, weight, where, count, momentum, decay, nesterov, ratio, velocity, residual, flag, MOVED, TILE)
+    rest = (count, momentum, decay, nesterov, ratio, velocity, residual, flag)
+    if ((grad | weight) % 16 == 0) & (where % 4 == 0) & (count >= TILE):
+        g = tl.multiple_of(grad.to(tl.pointer_type(tl.float32)), 16)
+        w = tl.multiple_of(weight.to(tl.pointer_type(tl.float32)), 16)
+        _error_tile(g, w, where // 4 * 4, *rest, MOVED, True, TILE)
     else:
-        _error_tile(grad, weight, where, count, momentum, decay, nesterov, ratio, velocity, residual, flag, MOVED, TILE)
+        for start in range(0, TILE, BITE):  # in small bites: the registers of this path count for the other one, too
+            rest = (count - start, momentum, decay, nesterov, ratio, velocity, residual, flag)
+            g = (grad + start * 4).to(tl.pointer_type(tl.float32))
+            w = (weight + start * 4).to(tl.pointer_type(tl.float32))
+            _error_tile(g, w, where + start, *rest, MOVED, False, BITE)
 
 
 @triton.jit
 def _error_tile(
     grad, weight, where, count, momentum, decay, nesterov, ratio, velocity, residual, flag, MOVED: tl.constexpr,
-    TILE: tl.constexpr,
+    WHOLE: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    i = tl.arange(0, TILE)
-    inside = i < count
-    g = tl.load(grad.to(tl.pointer_type(tl.float32)) + i, mask=inside, other=0.0)
+    i = tl.arange(0, SIZE)
+    inside = i < SIZE if WHOLE else i < count
+    g = tl.load(grad + i, mask=inside, other=0.0)
     e = tl.load(residual + where + i, mask=inside, other=0.0)
+    if MOVED:
+        m = tl.load(velocity + where + i, mask=inside, other=0.0)
     finite = (g.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
     g = tl.where(finite, g, 0.0)  # never into the memory
-    if tl.max((inside & (finite == 0)).to(tl.int32), axis=0) != 0:
-        tl.atomic_max(flag, 1)
     if decay != 0.0:
-        g += decay * tl.load(weight.to(tl.pointer_type(tl.float32)) + i, mask=inside, other=0.0)
+        g += decay * tl.load(weight + i, mask=inside, other=0.0)
     if MOVED:
         if momentum != 0.0:
-            m = tl.load(velocity + where + i, mask=inside, other=0.0) * momentum + g
+            m = m * momentum + g
             tl.store(velocity + where + i, m, mask=inside)
-            if nesterov != 0:
-                g = g + m * momentum
-            else:
-                g = m
+            g = tl.where(nesterov != 0, g + m * momentum, m)
     tl.store(residual + where + i, e * ratio + g, mask=inside)
+    if tl.max(tl.where(finite, 0, 1), axis=0) != 0:
+        tl.atomic_max(flag, 1)
 
 
 def error_step(
@@ -258,7 +307,7 @@ def error_step(
             cached(segments.momentum, torch.float32, device), cached(segments.decay, torch.float32, device),
             cached(tuple(map(int, segments.nesterov)), torch.int32, device),
             cached(tuple(ratios), torch.float32, device), velocity if velocity is not None else residual, residual,
-            flag, velocity is not None, TILE, num_warps=8,
+            flag, velocity is not None, TILE, _BITE, num_warps=8,
         )  # fmt: skip
 
 
@@ -267,7 +316,10 @@ def _signs(x, first_piece, block_of, starts, ends, sums, words, numel, num_words
     tile = tl.program_id(0)
     first, last = tl.load(first_piece + tile), tl.load(first_piece + tile + 1)
     i = tile * TILE + tl.arange(0, TILE)
-    value = tl.load(x + i, mask=i < numel, other=0.0)
+    if (tile + 1) * TILE <= numel:
+        value = tl.load(x + i)
+    else:
+        value = tl.load(x + i, mask=i < numel, other=0.0)
     bits = tl.reshape((value < 0).to(tl.uint32), (TILE // 32, 32)) << tl.arange(0, 32)[None, :].to(tl.uint32)
     w = tile * (TILE // 32) + tl.arange(0, TILE // 32)
     tl.store(words + w, tl.sum(bits, axis=1).to(tl.int32, bitcast=True), mask=w < num_words)
@@ -305,29 +357,40 @@ def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:  # (n,) floa
             x, cuts.first_piece, cuts.block_of, cuts.starts, cuts.ends, sums, words, cuts.numel, num_words, TILE,
             num_warps=8,
         )  # fmt: skip
-        _block_scales[(num_blocks,)](sums, cuts.first_of_block, cuts.starts, cuts.ends, scales, 1024)
+        _block_scales[(num_blocks,)](sums, cuts.first_of_block, cuts.starts, cuts.ends, scales, 8192, num_warps=16)
     return words.view(torch.uint8)[: -(-cuts.numel // 8)], scales
 
 
 @triton.jit
-def _add_signs(out, packed, scales, first_piece, block_of, starts, ends, numel, factor, TILE: tl.constexpr):
+def _step_of(scales, block_of, starts, ends, first, last, i, factor, SIZE: tl.constexpr):
+    """factor * the scale of the block that element i is in."""
+    step = tl.zeros((SIZE,), tl.float32)
+    for piece in range(first, last):
+        block = tl.load(block_of + piece)
+        here = (i >= tl.load(starts + block)) & (i < tl.load(ends + block))
+        step = tl.where(here, tl.load(scales + block) * factor, step)
+    return step
+
+
+@triton.jit
+def _add_signs(
+    out, packed, scales, first_piece, block_of, starts, ends, numel, factor, TILE: tl.constexpr, BITE: tl.constexpr
+):
     tile = tl.program_id(0)
     first, last = tl.load(first_piece + tile), tl.load(first_piece + tile + 1)
-    i = tile * TILE + tl.arange(0, TILE)
-    inside = i < numel
-    value = tl.load(out + i, mask=inside, other=0.0)
-    byte = tl.load(packed + (i >> 3), mask=inside, other=0).to(tl.int32)
-    negative = ((byte >> (i & 7)) & 1) != 0
-    if last - first == 1:
-        magnitude = tl.load(scales + tl.load(block_of + first)) * factor
-        tl.store(out + i, value + tl.where(negative, -magnitude, magnitude), mask=inside)
+    if ((tile + 1) * TILE <= numel) & (last - first == 1):
+        i = tile * TILE + tl.arange(0, TILE)
+        step = tl.load(scales + tl.load(block_of + first)) * factor
+        byte = tl.load(packed + (i >> 3)).to(tl.int32)
+        tl.store(out + i, tl.load(out + i) + tl.where(((byte >> (i & 7)) & 1) != 0, -step, step))
     else:
-        step = tl.zeros((TILE,), tl.float32)
-        for piece in range(first, last):
-            block = tl.load(block_of + piece)
-            here = (i >= tl.load(starts + block)) & (i < tl.load(ends + block))
-            step = tl.where(here, tl.load(scales + block) * factor, step)
-        tl.store(out + i, value + tl.where(negative, -step, step), mask=inside)
+        for start in range(0, TILE, BITE):
+            i = tile * TILE + start + tl.arange(0, BITE)
+            steps = _step_of(scales, block_of, starts, ends, first, last, i, factor, BITE)
+            inside = i < numel
+            byte = tl.load(packed + (i >> 3), mask=inside, other=0).to(tl.int32)
+            value = tl.load(out + i, mask=inside, other=0.0) + tl.where(((byte >> (i & 7)) & 1) != 0, -steps, steps)
+            tl.store(out + i, value, mask=inside)
 
 
 def add_signs(out: Tensor, packed: Tensor, scales: Tensor, runs: Runs, factor: float) -> None:
@@ -335,5 +398,5 @@ def add_signs(out: Tensor, packed: Tensor, scales: Tensor, runs: Runs, factor: f
     if cuts.num_tiles:
         _add_signs[(cuts.num_tiles,)](
             out, packed, scales, cuts.first_piece, cuts.block_of, cuts.starts, cuts.ends, cuts.numel, factor, TILE,
-            num_warps=8,
+            _BITE, num_warps=8,
         )  # fmt: skip

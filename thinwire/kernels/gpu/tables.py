@@ -25,13 +25,13 @@ def cached(rows: tuple[float, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 class Tiles:
-    """Every segment cut into tiles of at most TILE elements.
+    """Every segment cut into tiles of at most ``tile`` elements.
 
     ``first`` holds each segment's first tile and, last, how many tiles there are.
     """
 
-    def __init__(self, numels: tuple[int, ...], device: torch.device) -> None:
-        counts = [-(-numel // TILE) for numel in numels]
+    def __init__(self, numels: tuple[int, ...], device: torch.device, tile: int) -> None:
+        counts = [-(-numel // tile) for numel in numels]
         self.first = [0]
         for count in counts:
             self.first.append(self.first[-1] + count)
@@ -39,12 +39,12 @@ class Tiles:
         of = torch.repeat_interleave(torch.arange(len(numels)), torch.tensor(counts, dtype=torch.int64))  # (T,)
         within = torch.arange(self.total) - torch.tensor(self.first[:-1], dtype=torch.int64)[of] if numels else of
         self.segment = of.to(torch.int32).to(device)  # (T,) the tile's segment
-        self.offset = (within * TILE).to(torch.int32).to(device)  # (T,) where it begins inside that segment
+        self.offset = (within * tile).to(torch.int32).to(device)  # (T,) where it begins inside that segment
 
 
 @lru_cache(maxsize=64)
-def tiles_of(numels: tuple[int, ...], device: torch.device) -> Tiles:
-    return Tiles(numels, device)
+def tiles_of(numels: tuple[int, ...], device: torch.device, tile: int = TILE) -> Tiles:
+    return Tiles(numels, device, tile)
 
 
 def pointers(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:  # -> (n,) int64

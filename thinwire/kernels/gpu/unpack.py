@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.gpu.search import popcount
+from thinwire.kernels.gpu.bits import popcount
 from thinwire.kernels.gpu.tables import cached, pointers, upload
 
-_BLOCK = 1024
+_BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,18 @@ def _clear_sent(x, indices, sent, count, BLOCK: tl.constexpr):
     finite = (rest.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
     was_finite = (before.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
     tl.store(x + index, tl.where(finite, rest, tl.where(was_finite, before, 0.0)), mask=inside)
+
+
+@triton.jit
+def _zero_at(x, indices, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.load(indices + i, mask=i < count, other=0)
+    tl.store(x + index, tl.zeros((BLOCK,), tl.float32), mask=i < count)
+
+
+def zero_at(x: Tensor, indices: Tensor) -> None:
+    if indices.numel():
+        _zero_at[(triton.cdiv(indices.numel(), _BLOCK),)](x, indices, indices.numel(), _BLOCK)
 
 
 def clear_sent(x: Tensor, indices: Tensor, sent: Tensor) -> None:

@@ -122,7 +122,7 @@ def _sparse_target(values: str, indices: str, numel: int, k: int, tail: int) -> 
         _must(count == 0 or (int(chosen[0]) >= 0 and int(chosen[-1]) < numel), "indices out of range")
         _must(rest.shape == (tail,), f"a tail of {rest.shape}")
         if parts:
-            kernels.scatter_add(parts, starts, chosen, payload.values, 0.5)
+            kernels.scatter_add(parts, starts, [(chosen, payload.values)], 0.5)
 
     return Target(
         f"sparse {values} {indices}", numel,

@@ -178,14 +178,43 @@ THINWIRE_API void tw_error_step(int64_t num_segments, const uint64_t* grads, con
   }
 }
 
-// parts[segment][index] += values * scale for rising flat indices; the segments lie at `starts` in the flat index space,
-// in rising order.
+// parts[segment][index] += values * scale for every list of rising flat indices; each element gets its additions in the
+// order of the lists. The segments lie at `starts` in the flat index space, in rising order; threads share that space out,
+// and each goes through its part tile by tile, so that the lists find each other's pages.
 THINWIRE_API void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels,
-                                 const int64_t* starts, const int64_t* indices, const float* values, int64_t count,
-                                 float scale) {
-  int64_t s = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    while (s + 1 < num_segments && indices[i] >= starts[s] + numels[s]) ++s;
-    reinterpret_cast<float*>(parts[s])[indices[i] - starts[s]] += values[i] * scale;
-  }
+                                 const int64_t* starts, int64_t num_lists, const uint64_t* indices,
+                                 const uint64_t* values, const int64_t* counts, float scale, int threads) {
+  constexpr int64_t kAhead = 16;  // entries lie far apart: their cache lines are asked for before they are needed
+  constexpr int64_t kTile = 1 << 16;
+  if (num_segments == 0) return;
+  int64_t total = 0, entries = 0;
+  for (int64_t s = 0; s < num_segments; ++s) total = std::max(total, starts[s] + numels[s]);
+  for (int64_t l = 0; l < num_lists; ++l) entries += counts[l];
+  thinwire::parallel(total, entries < (1 << 14) ? 1 : threads, kTile, [&](int, int64_t begin, int64_t end) {
+    struct Cursor {
+      int64_t at, segment;
+    };
+    std::vector<Cursor> cursors(num_lists);
+    for (int64_t l = 0; l < num_lists; ++l) {
+      const int64_t* index = reinterpret_cast<const int64_t*>(indices[l]);
+      cursors[l] = {std::lower_bound(index, index + counts[l], begin) - index, 0};
+    }
+    for (int64_t tile = begin; tile < end; tile += kTile) {
+      const int64_t stop = std::min(end, tile + kTile);
+      for (int64_t l = 0; l < num_lists; ++l) {
+        const int64_t* index = reinterpret_cast<const int64_t*>(indices[l]);
+        const float* value = reinterpret_cast<const float*>(values[l]);
+        const int64_t count = counts[l];
+        int64_t i = cursors[l].at, s = cursors[l].segment;
+        for (; i < count && index[i] < stop; ++i) {
+          while (s + 1 < num_segments && index[i] >= starts[s] + numels[s]) ++s;
+          float* part = reinterpret_cast<float*>(parts[s]);
+          if (i + kAhead < count && index[i + kAhead] < starts[s] + numels[s])
+            __builtin_prefetch(part + (index[i + kAhead] - starts[s]), 1);
+          part[index[i] - starts[s]] += value[i] * scale;
+        }
+        cursors[l] = {i, s};
+      }
+    }
+  });
 }

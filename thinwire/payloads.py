@@ -147,8 +147,8 @@ class SparseResult:
         if coded:
             torch._foreach_zero_(list(parts[:coded]))
             starts = [segment.start for segment in layout.coded]
-            for sparse in self.contributions:
-                scatter_add(parts[:coded], starts, sparse.indices, sparse.values, 1.0 / self.size)
+            lists = [(sparse.indices, sparse.values) for sparse in self.contributions]
+            scatter_add(parts[:coded], starts, lists, 1.0 / self.size)
         if self.tail.numel():
             sizes = [part.numel() for part in parts[coded:]]
             for part, total in zip(parts[coded:], self.tail.split(sizes), strict=True):

@@ -6,6 +6,7 @@ nothing is read past the end, and whatever is wrong raises one FrameError that s
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from dataclasses import dataclass
 
@@ -82,6 +83,12 @@ def _frame_checksum(frame: Tensor) -> Tensor:  # -> () int64
     return (head + rest) & 0xFFFFFFFF
 
 
+def _first_bytes(frame: Tensor) -> bytes:  # (B,) uint8, contiguous -> the header's bytes
+    if frame.device.type == "cpu":
+        return ctypes.string_at(frame.data_ptr(), HEADER_NBYTES)
+    return bytes(frame[:HEADER_NBYTES].tolist())
+
+
 class Body:
     """The sections of a checked frame, taken one after the other."""
 
@@ -129,7 +136,7 @@ def open_frame(
     check(frame.numel() % 4 == 0, f"its length {frame.numel()} is not a multiple of 4")
     if frame.storage_offset() % 4 or frame.data_ptr() % 4 or not frame.is_contiguous():
         frame = frame.clone()
-    fields = HEADER.unpack(bytes(frame[:HEADER_NBYTES].tolist()))
+    fields = HEADER.unpack(_first_bytes(frame))
     magic, version, kind_code, numel_, count, index_code, value_code, parameter, flags = fields[:9]
     tail_, layout, step, body_nbytes, sum_ = fields[9:]
     check(magic == MAGIC, f"it starts with {magic!r}, not with {MAGIC!r}")

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs.frame import Header, as_bytes, build, frame_size, open_frame
-from thinwire.codecs.indices import INDEX_CODES, decode_indices, encode_indices, excess_entries, index_budget
+from thinwire.codecs.indices import (
+    INDEX_CODES,
+    check_rice,
+    decode_indices,
+    encode_indices,
+    excess_entries,
+    index_budget,
+    take_rice,
+)
 from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, value_sections_nbytes
 from thinwire.errors import FrameError
+from thinwire.kernels import RiceStream, rice_indices
 from thinwire.layout import Turn
 from thinwire.payloads import Sparse
 
@@ -51,17 +61,46 @@ class SparseCodec:
         self, turn: Turn, frame: Tensor, numel: int, capacity: int, tail: int, device: torch.device, origin: str
     ) -> tuple[Sparse, Tensor]:
         """Return the entries and the dense tail of a frame, or raise FrameError."""
-        header, body = open_frame(frame, turn, "sparse", numel, tail, device, origin)
-        for name, code, names in (
-            ("value", header.value_code, _VALUE_NAMES),
-            ("index", header.index_code, _INDEX_NAMES),
-        ):
-            if code not in names:
-                raise FrameError(f"bad frame from {origin}: its {name} coding {code} is unknown")
-        if header.count > capacity:
-            raise FrameError(f"bad frame from {origin}: it holds {header.count} entries, {capacity} are allowed")
-        tail_values = body.take_floats(tail, "dense tail")
-        values = decode_values(_VALUE_NAMES[header.value_code], header.count, body)
-        indices = decode_indices(_INDEX_NAMES[header.index_code], header.count, numel, header.parameter, body)
-        body.finish()
-        return Sparse(indices, values, numel, capacity), tail_values
+        return self.decode_all(turn, [(frame, origin)], numel, capacity, tail, device)[0]
+
+    def decode_all(
+        self,
+        turn: Turn,
+        frames: Sequence[tuple[Tensor, str]],
+        numel: int,
+        capacity: int,
+        tail: int,
+        device: torch.device,
+    ) -> list[tuple[Sparse, Tensor]]:
+        """``decode`` several frames, each with its origin; Rice coded indices of all of them in one call."""
+        indices: list[Tensor | None] = []
+        floats: list[tuple[Tensor, Tensor]] = []  # values and tail
+        streams: list[tuple[RiceStream, str]] = []
+        for frame, origin in frames:
+            header, body = open_frame(frame, turn, "sparse", numel, tail, device, origin)
+            for name, code, names in (
+                ("value", header.value_code, _VALUE_NAMES),
+                ("index", header.index_code, _INDEX_NAMES),
+            ):
+                if code not in names:
+                    raise FrameError(f"bad frame from {origin}: its {name} coding {code} is unknown")
+            if header.count > capacity:
+                raise FrameError(f"bad frame from {origin}: it holds {header.count} entries, {capacity} are allowed")
+            tail_values = body.take_floats(tail, "dense tail")
+            floats.append((decode_values(_VALUE_NAMES[header.value_code], header.count, body), tail_values))
+            coding = _INDEX_NAMES[header.index_code]
+            if coding == "rice":
+                streams.append((take_rice(header.count, header.parameter, body), origin))
+                indices.append(None)
+            else:
+                indices.append(decode_indices(coding, header.count, numel, header.parameter, body))
+            body.finish()
+        decoded = zip(streams, rice_indices([stream for stream, _ in streams], numel), strict=True)
+        for (stream, origin), (found, fault) in decoded:
+            check_rice(stream, found, fault, numel, origin)
+            indices[indices.index(None)] = found
+        return [
+            (Sparse(places, values, numel, capacity), tail_values)
+            for places, (values, tail_values) in zip(indices, floats, strict=True)
+            if places is not None
+        ]

@@ -27,13 +27,11 @@ class AllGather(StatelessCollective):
     def mean(self, turn: Turn, payload: Sparse, tail: Tensor, net: Net) -> tuple[SparseResult, Accepted]:
         device = payload.values.device
         frames = net.all_gather(self.codec.encode(turn, payload, tail))
+        named = [(frame, f"rank {rank}") for rank, frame in enumerate(frames)]
+        decoded = self.codec.decode_all(turn, named, payload.numel, payload.capacity, tail.numel(), device)
         total = torch.zeros_like(tail)
-        everybody = []
-        for rank, frame in enumerate(frames):
-            sparse, dense = self.codec.decode(
-                turn, frame, payload.numel, payload.capacity, tail.numel(), device, f"rank {rank}"
-            )
-            everybody.append(sparse)
+        for _, dense in decoded:
             total.add_(dense)
+        everybody = [sparse for sparse, _ in decoded]
         mine = everybody[net.rank]
         return SparseResult(everybody, total, net.size), Accepted(mine, tail, sent=mine.indices)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from thinwire.kernels import cpu, reference
 from thinwire.kernels.reference import (
+    RiceStream,
     Runs,
     Segments,
     block_expand,
@@ -104,8 +105,11 @@ def error_step(
     _home(residual).error_step(parts, segments, ratios, velocity, residual)
 
 
-def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
-    _home(indices).scatter_add(parts, starts, indices, values, scale)
+def scatter_add(
+    parts: Sequence[Tensor], starts: Sequence[int], lists: Sequence[tuple[Tensor, Tensor]], scale: float
+) -> None:
+    if parts:
+        _home(parts[0]).scatter_add(parts, starts, lists, scale)
 
 
 def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -170,7 +174,12 @@ def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tenso
     return _home(low).rice_decode(low, unary, count, parameter)
 
 
+def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
+    return _home(streams[0].low).rice_indices(streams, numel) if streams else []
+
+
 __all__ = [
+    "RiceStream",
     "Runs",
     "Segments",
     "accumulate",
@@ -193,6 +202,7 @@ __all__ = [
     "pack_uints",
     "rice_decode",
     "rice_encode",
+    "rice_indices",
     "rice_unary_bits",
     "scatter_add",
     "select_among",

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference import Runs, Segments
+from thinwire.kernels.reference import RiceStream, Runs, Segments
 
 _I64, _I32, _U32, _F32, _PTR = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p
 
@@ -22,7 +22,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_accumulate": (_I64, [_I64] + [_PTR] * 11 + [_I64, _I32]),
     "tw_all_finite": (_I32, [_PTR, _I64, _I32]),
     "tw_error_step": (None, [_I64] + [_PTR] * 10 + [_I32]),
-    "tw_scatter_add": (None, [_I64, _PTR, _PTR, _PTR, _PTR, _PTR, _I64, _F32]),
+    "tw_scatter_add": (None, [_I64, _PTR, _PTR, _PTR, _I64, _PTR, _PTR, _PTR, _F32, _I32]),
     "tw_select_among": (_I64, [_PTR, _PTR, _I64, _I64, _PTR, _PTR]),
     "tw_select_topk": (None, [_PTR, _I64, _I64, _PTR, _PTR, _I32]),
     "tw_moments": (None, [_I64] + [_PTR] * 4 + [_I32]),
@@ -39,6 +39,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_unpack_uints": (None, [_PTR, _I64, _I64, _I32, _PTR]),
     "tw_rice_unary_bits": (None, [_PTR, _I64, _I32, _I32, _PTR]),
     "tw_rice_encode": (None, [_PTR, _I64, _I32, _PTR, _PTR]),
+    "tw_rice_indices": (None, [_I64] + [_PTR] * 6 + [_I64, _PTR, _PTR, _I32]),
     "tw_vectors": (ctypes.c_char_p, []),
     "tw_rice_decode": (_I64, [_PTR, _I64, _PTR, _I64, _I64, _I32, _PTR]),
 }
@@ -190,13 +191,17 @@ def _segment_tables(parts: Sequence[Tensor], segments: Segments) -> tuple[Tensor
     )
 
 
-def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
+def scatter_add(
+    parts: Sequence[Tensor], starts: Sequence[int], lists: Sequence[tuple[Tensor, Tensor]], scale: float
+) -> None:
+    lists = [(_ready(indices, torch.int64), _ready(values, torch.float32)) for indices, values in lists]
     pointers, numels = _pointers(parts)
+    places, counts = _pointers([indices for indices, _ in lists])
+    values, _ = _pointers([values for _, values in lists])
     offsets = torch.tensor(starts, dtype=torch.int64)
-    indices, values = _ready(indices, torch.int64), _ready(values, torch.float32)
     _lib().tw_scatter_add(
-        len(parts), pointers.data_ptr(), numels.data_ptr(), offsets.data_ptr(), indices.data_ptr(), values.data_ptr(),
-        indices.numel(), scale,
+        len(parts), pointers.data_ptr(), numels.data_ptr(), offsets.data_ptr(), len(lists), places.data_ptr(),
+        values.data_ptr(), counts.data_ptr(), scale, _threads(),
     )  # fmt: skip
 
 
@@ -326,3 +331,17 @@ def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tenso
         low.data_ptr(), low.numel(), unary.data_ptr(), unary.numel(), count, parameter, out.data_ptr()
     )
     return out if found == count else None
+
+
+def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
+    lows, low_nbytes = _pointers([stream.low.contiguous() for stream in streams])
+    unaries, unary_nbytes = _pointers([stream.unary.contiguous() for stream in streams])
+    indices = [torch.empty(stream.count, dtype=torch.int64) for stream in streams]
+    outs, counts = _pointers(indices)
+    parameters = torch.tensor([stream.parameter for stream in streams], dtype=torch.int32)
+    faults = torch.empty(len(streams), dtype=torch.int32)
+    _lib().tw_rice_indices(
+        len(streams), lows.data_ptr(), low_nbytes.data_ptr(), unaries.data_ptr(), unary_nbytes.data_ptr(),
+        counts.data_ptr(), parameters.data_ptr(), numel, outs.data_ptr(), faults.data_ptr(), _threads(),
+    )  # fmt: skip
+    return list(zip(indices, faults.tolist(), strict=True))

@@ -221,14 +221,22 @@ def error_step(
         error.mul_(ratios[place]).add_(grad)
 
 
-def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
-    """parts[flat index] += values * scale; rising (k,) int64 indices of the flat space where part i is at starts[i]."""
-    bounds = torch.tensor([*starts, starts[-1] + parts[-1].numel()], device=indices.device)
-    cuts = torch.searchsorted(indices, bounds).tolist()
-    for place, (part, start) in enumerate(zip(parts, starts, strict=True)):
-        inside = slice(cuts[place], cuts[place + 1])
-        if inside.stop > inside.start:
-            part.index_add_(0, indices[inside] - start, values[inside] * scale)
+def scatter_add(
+    parts: Sequence[Tensor], starts: Sequence[int], lists: Sequence[tuple[Tensor, Tensor]], scale: float
+) -> None:
+    """parts[flat index] += value * scale for every list of (k,) int64 indices, rising, and their (k,) float32 values.
+
+    Part i is at starts[i] of the flat space. The lists are added in their order, so every element's sum has one order.
+    """
+    if not parts or not lists:
+        return
+    bounds = torch.tensor([*starts, starts[-1] + parts[-1].numel()], device=lists[0][0].device)
+    for indices, values in lists:
+        cuts = torch.searchsorted(indices, bounds).tolist()
+        for place, (part, start) in enumerate(zip(parts, starts, strict=True)):
+            inside = slice(cuts[place], cuts[place + 1])
+            if inside.stop > inside.start:
+                part.index_add_(0, indices[inside] - start, values[inside] * scale)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -413,3 +421,39 @@ def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tenso
         return None
     before = torch.nn.functional.pad(ones[:-1], (1, 0), value=-1) if count else ones
     return ((ones - before - 1) << parameter) | unpack_uints(low, count, parameter)
+
+
+@dataclass(frozen=True)
+class RiceStream:
+    """What rice_encode made of ``count`` gaps, as it came from the wire: untrusted."""
+
+    low: Tensor  # uint8
+    unary: Tensor  # uint8
+    count: int
+    parameter: int
+
+
+RICE_COUNT, RICE_GAP, RICE_REST, RICE_OUTSIDE = 1, 2, 3, 4
+
+
+def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
+    """Decode and check rising indices below ``numel``: of every stream (count,) int64 and 0, or what is wrong first.
+
+    RICE_COUNT: the unary stream has another number of entries. RICE_GAP: a gap is ``numel`` or more. RICE_REST: the
+    quotients do not fill the stream, which is a whole number of four bytes. RICE_OUTSIDE: the last index is ``numel``
+    or more. The indices mean something only without a fault, or with the last one.
+    """
+    return [_checked_indices(stream, numel) for stream in streams]
+
+
+def _checked_indices(stream: RiceStream, numel: int) -> tuple[Tensor, int]:
+    gaps = rice_decode(stream.low, stream.unary, stream.count, stream.parameter)
+    if gaps is None:
+        return stream.unary.new_zeros(0, dtype=torch.int64), RICE_COUNT
+    # A huge quotient shifted left may wrap around int64: both ends of the range are checked.
+    if stream.count and (int(gaps.min()) < 0 or int(gaps.max()) >= numel):
+        return gaps, RICE_GAP
+    if -(-rice_unary_bits(gaps, stream.parameter) // 32) * 4 != stream.unary.numel():
+        return gaps, RICE_REST
+    indices = torch.cumsum(gaps + 1, dim=0) - 1
+    return indices, RICE_OUTSIDE if stream.count and int(indices[-1]) >= numel else 0

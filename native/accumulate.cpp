@@ -178,13 +178,27 @@ THINWIRE_API void tw_error_step(int64_t num_segments, const uint64_t* grads, con
   }
 }
 
+namespace {
+
+// Adds the entries from the i-th on whose index is below `stop` to the floats at base + 4 * index; returns the next i.
+int64_t add_run(const int64_t* __restrict index, const float* __restrict value, int64_t i, int64_t count, int64_t stop,
+                uint64_t base, float scale) {
+  constexpr int64_t kAhead = 16;  // entries lie far apart: their cache lines are asked for before they are needed
+  for (; i < count && index[i] < stop; ++i) {
+    __builtin_prefetch(reinterpret_cast<const void*>(base + 4 * index[i + kAhead < count ? i + kAhead : i]), 1);
+    *reinterpret_cast<float*>(base + 4 * index[i]) += value[i] * scale;
+  }
+  return i;
+}
+
+}  // namespace
+
 // parts[segment][index] += values * scale for every list of rising flat indices; each element gets its additions in the
 // order of the lists. The segments lie at `starts` in the flat index space, in rising order; threads share that space out,
 // and each goes through its part tile by tile, so that the lists find each other's pages.
 THINWIRE_API void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels,
                                  const int64_t* starts, int64_t num_lists, const uint64_t* indices,
                                  const uint64_t* values, const int64_t* counts, float scale, int threads) {
-  constexpr int64_t kAhead = 16;  // entries lie far apart: their cache lines are asked for before they are needed
   constexpr int64_t kTile = 1 << 16;
   if (num_segments == 0) return;
   int64_t total = 0, entries = 0;
@@ -206,12 +220,9 @@ THINWIRE_API void tw_scatter_add(int64_t num_segments, const uint64_t* parts, co
         const float* value = reinterpret_cast<const float*>(values[l]);
         const int64_t count = counts[l];
         int64_t i = cursors[l].at, s = cursors[l].segment;
-        for (; i < count && index[i] < stop; ++i) {
+        while (i < count && index[i] < stop) {
           while (s + 1 < num_segments && index[i] >= starts[s] + numels[s]) ++s;
-          float* part = reinterpret_cast<float*>(parts[s]);
-          if (i + kAhead < count && index[i + kAhead] < starts[s] + numels[s])
-            __builtin_prefetch(part + (index[i + kAhead] - starts[s]), 1);
-          part[index[i] - starts[s]] += value[i] * scale;
+          i = add_run(index, value, i, count, std::min(stop, starts[s] + numels[s]), parts[s] - 4 * starts[s], scale);
         }
         cursors[l] = {i, s};
       }

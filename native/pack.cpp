@@ -153,7 +153,8 @@ int rice_indices(const Rice& rice, uint64_t numel) {
   const int64_t quick = parameter && low_nbytes >= 8 ? ((low_nbytes - 8) * 8) / parameter : 0;
   int64_t* out = rice.out;
   int64_t count = 0, before = -1, bit = 0;
-  uint64_t next = 0, wide = 0;  // `next` is one behind the last index; below 2**64 as long as nothing is wide
+  uint64_t next = 0, longest = 0;  // `next` is one behind the last index; looked at so often that it cannot wrap around
+  bool outside = false;
   for (int64_t byte = 0; byte < nbytes; byte += 8) {
     uint64_t window = 0;
     if (byte + 8 <= nbytes)
@@ -169,7 +170,7 @@ int rice_indices(const Rice& rice, uint64_t numel) {
         std::memcpy(&rest, low + (bit >> 3), 8);
         uint64_t quotient = static_cast<uint64_t>(at - before - 1);
         uint64_t gap = (quotient << parameter) | ((rest >> (bit & 7)) & mask);
-        wide |= (quotient > most) | (gap >= numel);  // a huge quotient may wrap around when it is shifted
+        longest = quotient > longest ? quotient : longest;  // a huge one may wrap around when it is shifted
         out[count + i] = static_cast<int64_t>(next + gap);
         next += gap + 1;
         before = at;
@@ -179,18 +180,21 @@ int rice_indices(const Rice& rice, uint64_t numel) {
         int64_t at = byte * 8 + __builtin_ctzll(window);
         uint64_t quotient = static_cast<uint64_t>(at - before - 1);
         uint64_t gap = (quotient << parameter) | (parameter ? get_bits(low, low_nbytes, bit, parameter) : 0);
-        wide |= (quotient > most) | (gap >= numel);
+        longest = quotient > longest ? quotient : longest;
         out[count + i] = static_cast<int64_t>(next + gap);
         next += gap + 1;
         before = at;
       }
     }
     count += ones;
+    outside |= next > numel;
   }
   if (count != n) return 1;
-  if (wide) return 2;
+  if (longest > most) return 2;
+  for (int64_t i = 0; outside && i < n; ++i)
+    if (out[i] - (i ? out[i - 1] + 1 : 0) >= static_cast<int64_t>(numel)) return 2;
   if ((before + 1 + 31) / 32 * 4 != nbytes) return 3;
-  return next > numel ? 4 : 0;
+  return outside ? 4 : 0;
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ KERNELS = {
     "tw_ternarize_packed": "element",
     "tw_checksum": "element",
     "tw_select_topk": "element",
-    "tw_select_among": "entry",
+    "tw_select_scopes": "entry",
     "tw_rice_encode": "entry",
     "tw_rice_indices": "entry",
     "tw_scatter_add": "entry",

@@ -79,13 +79,17 @@ uint32_t largest_exponent(const float* x, int64_t n) {
 
 }  // namespace
 
-// 1 when no element is an infinity or a nan.
-THINWIRE_API int tw_all_finite(const float* x, int64_t n, int threads) {
-  std::vector<uint32_t> largest(std::max(1, threads), 0);
-  thinwire::parallel(n, threads, 64, [&](int part, int64_t begin, int64_t end) {
-    largest[part] = largest_exponent(x + begin, end - begin);
-  });
-  return *std::max_element(largest.begin(), largest.end()) != 0x7F800000u;
+// The place of the first part that holds an infinity or a nan, or -1.
+THINWIRE_API int64_t tw_first_nonfinite(int64_t num_parts, const uint64_t* parts, const int64_t* numels, int threads) {
+  for (int64_t p = 0; p < num_parts; ++p) {
+    const float* x = reinterpret_cast<const float*>(parts[p]);
+    std::vector<uint32_t> largest(std::max(1, threads), 0);
+    thinwire::parallel(numels[p], threads, 64, [&](int part, int64_t begin, int64_t end) {
+      largest[part] = largest_exponent(x + begin, end - begin);
+    });
+    if (*std::max_element(largest.begin(), largest.end()) == 0x7F800000u) return p;
+  }
+  return -1;
 }
 
 // Updates u (may be null) and v from the segments' gradients and lists, in rising order, the flat indices of elements that

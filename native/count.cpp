@@ -25,8 +25,9 @@ void tw_moments(int64_t num_segments, const uint64_t* parts, const int64_t* nume
 void tw_ternarize_packed(int64_t num_segments, const uint64_t* parts, const int64_t* numels, const float* scales,
                          const float* limits, const uint32_t* keys, uint8_t* out, int threads);
 uint32_t tw_checksum(const uint32_t* words, int64_t n, uint32_t start);
-int64_t tw_select_among(const float* x, const int64_t* candidates, int64_t count, int64_t k, int64_t* out,
-                        float* smallest);
+void tw_select_scopes(const float* x, int64_t num_scopes, const int64_t* bounds, const int64_t* ks,
+                      const int64_t* candidates, int64_t count, int64_t* out, int64_t* passed, float* smallest,
+                      int threads);
 void tw_select_topk(const float* x, int64_t n, int64_t k, int64_t* out, float* smallest, int threads);
 void tw_rice_encode(const int64_t* gaps, int64_t n, int parameter, uint8_t* low, uint8_t* unary);
 void tw_rice_indices(int64_t num_frames, const uint64_t* lows, const int64_t* low_nbytes, const uint64_t* unaries,
@@ -91,8 +92,9 @@ int main(int argc, char** argv) {
     tw_ternarize_packed(1, parts.data(), numels.data(), one.data(), one.data(), keys.data(), bytes.data(), 1);
   } else if (kernel == "tw_checksum") {
     tw_checksum(reinterpret_cast<const uint32_t*>(g.data()), n, 0);
-  } else if (kernel == "tw_select_among") {
-    tw_select_among(g.data(), chosen.data(), k, k / 2, out.data(), pair.data());
+  } else if (kernel == "tw_select_scopes") {
+    std::vector<int64_t> bounds{0, n}, half(1, k / 2), passed(1);
+    tw_select_scopes(g.data(), 1, bounds.data(), half.data(), chosen.data(), k, out.data(), passed.data(), pair.data(), 1);
   } else if (kernel == "tw_select_topk") {
     tw_select_topk(g.data(), n, k, out.data(), pair.data(), 1);
   } else if (kernel == "tw_rice_encode") {

@@ -52,9 +52,10 @@ int64_t best_of(std::vector<uint64_t>& keys, int64_t k, int64_t* out, float* sma
 
 }  // namespace
 
+namespace {
+
 // The k best of listed candidates (rising indices into x); writes them rising, and the smallest chosen magnitude.
-THINWIRE_API int64_t tw_select_among(const float* x, const int64_t* candidates, int64_t count, int64_t k, int64_t* out,
-                                     float* smallest) {
+int64_t among(const float* x, const int64_t* candidates, int64_t count, int64_t k, int64_t* out, float* smallest) {
   std::vector<uint64_t> keys(count);
   for (int64_t i = 0; i < count; ++i) keys[i] = key_of(x[candidates[i]], candidates[i]);
   if (count == 0) {
@@ -63,6 +64,8 @@ THINWIRE_API int64_t tw_select_among(const float* x, const int64_t* candidates, 
   }
   return best_of(keys, std::min(k, count), out, smallest);
 }
+
+}  // namespace
 
 // The k best of all n < 2**32 elements: a histogram of magnitudes finds the bucket of the k-th, one more pass collects
 // that bucket and everything above it.
@@ -97,4 +100,35 @@ THINWIRE_API void tw_select_topk(const float* x, int64_t n, int64_t k, int64_t* 
   std::vector<uint64_t> keys;
   for (const auto& list : lists) keys.insert(keys.end(), list.begin(), list.end());
   best_of(keys, k, out, smallest);
+}
+
+// The ks[s] best of every scope x[bounds[s], bounds[s + 1]): among the listed candidates where they are enough, else among
+// all. `candidates` are rising indices of everything that reaches a scope's threshold; a null pointer says there are none.
+// Writes the chosen indices one scope behind the other, rising; how many candidates each scope had; and each scope's
+// smallest chosen magnitude.
+THINWIRE_API void tw_select_scopes(const float* x, int64_t num_scopes, const int64_t* bounds, const int64_t* ks,
+                                   const int64_t* candidates, int64_t count, int64_t* out, int64_t* passed,
+                                   float* smallest, int threads) {
+  const int64_t* at = candidates;
+  for (int64_t s = 0; s < num_scopes; ++s) {
+    const int64_t begin = bounds[s], n = bounds[s + 1] - begin, k = std::min(ks[s], n);
+    const int64_t* end = candidates ? std::lower_bound(at, candidates + count, begin + n) : nullptr;
+    passed[s] = candidates ? end - at : 0;
+    smallest[s] = 0.0f;
+    if (k > 0 && candidates && passed[s] >= k) {
+      among(x, at, passed[s], k, out, smallest + s);
+    } else if (k > 0 && k < n) {
+      tw_select_topk(x + begin, n, k, out, smallest + s, threads);
+      for (int64_t i = 0; i < k; ++i) out[i] += begin;
+    } else if (k > 0) {
+      uint32_t least = kInfinity;
+      for (int64_t i = 0; i < n; ++i) {
+        out[i] = begin + i;
+        least = std::min(least, magnitude(x[begin + i]));
+      }
+      std::memcpy(smallest + s, &least, 4);
+    }
+    at = end;
+    out += k;
+  }
 }

@@ -266,3 +266,74 @@ def test_several_frames_are_read_like_one(monkeypatch: pytest.MonkeyPatch) -> No
         damaged[bad][0][60] ^= 1
         with pytest.raises(FrameError, match=f"from rank {bad}: its checksum"):
             codec.decode_all(turn, damaged, 5000, 50, 2, CPU)
+
+
+# ----------------------------------------------------------------------------------------------- choosing and keeping
+
+
+@QUICK
+@given(
+    numels=st.lists(st.sampled_from([0, 1, 5, 300, 70_000, 140_001]), max_size=5),
+    seed=st.integers(0, 2**32 - 1),
+    threshold=st.sampled_from([None, 0.0, 1.0, 3.0, float("inf")]),
+)
+def test_select_scopes(numels: list[int], seed: int, threshold: float | None) -> None:
+    """With enough candidates, with too few and with none: the same choice, and ties to the lower index."""
+    bounds = np.cumsum([0, *numels]).tolist()
+    x = vector(seed % 1000, bounds[-1])
+    x[::3] = x[:1] if x.numel() else 0.0
+    ks = [min(numel, max(1, numel // 50)) for numel in numels]
+    candidates = None if threshold is None else torch.nonzero(x.abs() >= threshold).flatten()
+    ours, theirs = (home.select_scopes(x, bounds, ks, candidates) for home in (cpu, reference))
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[2], theirs[2])
+    assert candidates is None or ours[1] == theirs[1]
+    everything = [1, *(numel for numel in numels)]
+    assert torch.equal(cpu.select_scopes(x, bounds, everything[1:], None)[0], torch.arange(bounds[-1]))
+
+
+@QUICK
+@given(seed=st.integers(0, 2**32 - 1), sizes=st.tuples(st.integers(0, 300), st.integers(0, 300)))
+def test_lists(seed: int, sizes: tuple[int, int]) -> None:
+    generator = np.random.default_rng(seed)
+    odd = torch.tensor([0.0, -0.0, float("nan"), float("inf"), float("-inf"), 1e38])
+    lists = []
+    for size in sizes:
+        indices = torch.from_numpy(np.unique(generator.integers(0, 400, size)))
+        values = torch.from_numpy(generator.standard_normal(indices.numel()).astype(np.float32))
+        values[::5] = odd[torch.from_numpy(generator.integers(0, 6, values[::5].numel()))]
+        lists.append((indices, values))
+    (a, a_values), (b, b_values) = lists
+    for home in (cpu, reference):  # either order: the same bits
+        forth, back = home.union_add(a, a_values, b, b_values), home.union_add(b, b_values, a, a_values)
+        assert torch.equal(forth[0], back[0]) and same_bits(forth[1], back[1])
+    ours, theirs = cpu.union_add(a, a_values, b, b_values), reference.union_add(a, a_values, b, b_values)
+    assert torch.equal(ours[0], theirs[0]) and same_bits(ours[1], theirs[1])
+    assert torch.equal(cpu.contained(a, b), reference.contained(a, b))
+    x = vector(seed % 100, 400)
+    x[:6] = odd
+    ours_x, theirs_x = x.clone(), x.clone()
+    cpu.subtract_at(ours_x, a, a_values)
+    reference.subtract_at(theirs_x, a, a_values)
+    assert same_bits(ours_x, theirs_x)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal bit for bit, but a nan is a nan."""
+    return torch.equal(torch.isnan(a), torch.isnan(b)) and torch.equal(
+        torch.nan_to_num(a).view(torch.int32), torch.nan_to_num(b).view(torch.int32)
+    )
+
+
+@pytest.mark.parametrize("place", [None, 0, 2])
+def test_first_nonfinite(place: int | None) -> None:
+    parts = [vector(1, 100_000), torch.zeros(0), vector(2, 10), vector(3, 70_000)]
+    for odd in (float("nan"), float("-inf")):
+        if place is not None:
+            parts[place][-1] = odd
+        assert cpu.first_nonfinite(parts) == reference.first_nonfinite(parts) == place
+
+
+def test_checksum_around() -> None:
+    words = torch.arange(1000, dtype=torch.int32) * 12345
+    for hole in (0, 8, 999):
+        assert int(cpu.checksum_around(words, hole)) == int(reference.checksum_around(words, hole))

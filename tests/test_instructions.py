@@ -30,6 +30,7 @@ def test_no_kernel_needs_more_instructions_than_it_did() -> None:
 def test_growth_is_seen() -> None:
     kept = [{"kernel": "tw_moments", "each": 2.0, "per": "element"}]
     assert native_instructions.grown([{"kernel": "tw_moments", "each": 2.1, "per": "element"}], kept) == []
-    assert "3.0 instructions an element, 2.0 before" in native_instructions.grown(
-        [{"kernel": "tw_moments", "each": 3.0, "per": "element"}], kept
-    )[0]
+    assert (
+        "3.0 instructions an element, 2.0 before"
+        in native_instructions.grown([{"kernel": "tw_moments", "each": 3.0, "per": "element"}], kept)[0]
+    )

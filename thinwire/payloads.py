@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.kernels import Runs, add_signs, block_expand, pack_trits, scatter_add, unpack_trits
+from thinwire.kernels import (
+    Runs,
+    add_signs,
+    block_expand,
+    pack_trits,
+    remaining,
+    scatter_add,
+    subtract_at,
+    unpack_trits,
+)
 from thinwire.layout import Layout
-
-
-def _rest(x: Tensor, sent: Tensor) -> Tensor:  # (k,) float32 both -> (k,) float32
-    """x - sent. An inf or nan that was sent has been seen and is gone; a finite x of which a nan was sent is kept."""
-    rest = x - sent
-    return torch.where(torch.isfinite(rest), rest, torch.where(torch.isfinite(x), x, 0.0))
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Sparse:
         out.index_add_(0, self.indices, self.values)
 
     def subtract_from(self, x: Tensor) -> None:  # (numel,) float32
-        x[self.indices] = _rest(x[self.indices], self.values)
+        subtract_at(x, self.indices, self.values)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Accepted:
         """x -= accepted, in place."""
         boundary = x.numel() - self.tail.numel()
         self.coded.subtract_from(x[:boundary])
-        x[boundary:] = _rest(x[boundary:], self.tail)
+        x[boundary:] = remaining(x[boundary:], self.tail)
 
     def dense(self, numel: int) -> Tensor:  # -> (numel,) float32
         """The accepted contribution as a full vector."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import FrameError
-from thinwire.kernels import checksum
+from thinwire.kernels import checksum_around
 from thinwire.layout import Turn
 
 MAGIC = b"TW"
@@ -78,9 +78,7 @@ def build(header: Header, sections: list[Tensor], nbytes: int | None = None) -> 
 
 def _frame_checksum(frame: Tensor) -> Tensor:  # -> () int64
     """Of everything but the checksum field; the zero filling counts too, so that a cut frame is found wherever."""
-    head = checksum(frame[:_CHECKSUM_AT].view(torch.int32))
-    rest = checksum(frame[HEADER_NBYTES:].view(torch.int32), start=_CHECKSUM_AT // 4)
-    return (head + rest) & 0xFFFFFFFF
+    return checksum_around(frame.view(torch.int32), _CHECKSUM_AT // 4)
 
 
 def _first_bytes(frame: Tensor) -> bytes:  # (B,) uint8, contiguous -> the header's bytes

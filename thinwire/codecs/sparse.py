@@ -73,10 +73,10 @@ class SparseCodec:
         device: torch.device,
     ) -> list[tuple[Sparse, Tensor]]:
         """``decode`` several frames, each with its origin; Rice coded indices of all of them in one call."""
-        indices: list[Tensor | None] = []
+        indices: dict[int, Tensor] = {}  # by the frame's place
+        streams: dict[int, RiceStream] = {}
         floats: list[tuple[Tensor, Tensor]] = []  # values and tail
-        streams: list[tuple[RiceStream, str]] = []
-        for frame, origin in frames:
+        for place, (frame, origin) in enumerate(frames):
             header, body = open_frame(frame, turn, "sparse", numel, tail, device, origin)
             for name, code, names in (
                 ("value", header.value_code, _VALUE_NAMES),
@@ -90,17 +90,11 @@ class SparseCodec:
             floats.append((decode_values(_VALUE_NAMES[header.value_code], header.count, body), tail_values))
             coding = _INDEX_NAMES[header.index_code]
             if coding == "rice":
-                streams.append((take_rice(header.count, header.parameter, body), origin))
-                indices.append(None)
+                streams[place] = take_rice(header.count, header.parameter, body)
             else:
-                indices.append(decode_indices(coding, header.count, numel, header.parameter, body))
+                indices[place] = decode_indices(coding, header.count, numel, header.parameter, body)
             body.finish()
-        decoded = zip(streams, rice_indices([stream for stream, _ in streams], numel), strict=True)
-        for (stream, origin), (found, fault) in decoded:
-            check_rice(stream, found, fault, numel, origin)
-            indices[indices.index(None)] = found
-        return [
-            (Sparse(places, values, numel, capacity), tail_values)
-            for places, (values, tail_values) in zip(indices, floats, strict=True)
-            if places is not None
-        ]
+        for place, (found, fault) in zip(streams, rice_indices(list(streams.values()), numel), strict=True):
+            check_rice(streams[place], found, fault, numel, frames[place][1])
+            indices[place] = found
+        return [(Sparse(indices[place], values, numel, capacity), rest) for place, (values, rest) in enumerate(floats)]

@@ -28,6 +28,7 @@ from thinwire.kernels.reference import (
     coin,
     int8_dequantize,
     int8_quantize,
+    remaining,
     select_sampled,
     stream_key,
     uniform,
@@ -80,8 +81,22 @@ def select_topk(x: Tensor, k: int) -> Tensor:
     return _home(x).select_topk(x, k)
 
 
-def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:
-    return _home(x).select_among(x, candidates, k)
+def select_scopes(
+    x: Tensor, bounds: Sequence[int], ks: Sequence[int], candidates: Tensor | None
+) -> tuple[Tensor, list[int], Tensor]:
+    return _home(x).select_scopes(x, bounds, ks, candidates)
+
+
+def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:
+    _home(x).subtract_at(x, indices, values)
+
+
+def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
+    return _home(a).union_add(a, a_values, b, b_values)
+
+
+def contained(wanted: Tensor, indices: Tensor) -> Tensor:
+    return _home(wanted).contained(wanted, indices)
 
 
 def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
@@ -138,6 +153,10 @@ def checksum(words: Tensor, start: int = 0) -> Tensor:
     return _home(words).checksum(words, start)
 
 
+def checksum_around(words: Tensor, hole: int) -> Tensor:
+    return _home(words).checksum_around(words, hole)
+
+
 def pack_bits(bits: Tensor) -> Tensor:
     return _home(bits).pack_bits(bits)
 
@@ -188,7 +207,9 @@ __all__ = [
     "block_means",
     "blockwise_sign",
     "checksum",
+    "checksum_around",
     "coin",
+    "contained",
     "describe",
     "error_step",
     "first_nonfinite",
@@ -200,17 +221,20 @@ __all__ = [
     "pack_bits",
     "pack_trits",
     "pack_uints",
+    "remaining",
     "rice_decode",
     "rice_encode",
     "rice_indices",
     "rice_unary_bits",
     "scatter_add",
-    "select_among",
     "select_sampled",
+    "select_scopes",
     "select_topk",
     "stream_key",
+    "subtract_at",
     "ternarize_packed",
     "uniform",
+    "union_add",
     "unpack_bits",
     "unpack_trits",
     "unpack_uints",

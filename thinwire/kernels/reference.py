@@ -89,6 +89,11 @@ def checksum(words: Tensor, start: int = 0) -> Tensor:  # (n,) int32 -> () int64
     return _mix(_mix(position) ^ words).sum(dtype=torch.int64) & _MASK32
 
 
+def checksum_around(words: Tensor, hole: int) -> Tensor:  # (n,) int32 -> () int64 in [0, 2**32)
+    """The checksum of all words but the one at ``hole``: those behind it count as if they followed those before it."""
+    return (checksum(words[:hole]) + checksum(words[hole + 1 :], hole)) & _MASK32
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Selection
 # ---------------------------------------------------------------------------------------------------------------
@@ -148,6 +153,33 @@ def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
 def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:  # (n,), (c,) int64 rising -> (min(c, k),) int64
     """Return the k largest magnitudes among the candidates, by the rules of select_topk."""
     return candidates[select_topk(x[candidates], k)]
+
+
+def select_scopes(
+    x: Tensor, bounds: Sequence[int], ks: Sequence[int], candidates: Tensor | None
+) -> tuple[Tensor, list[int], Tensor]:  # -> (sum of k,) int64, candidates, (S,) float32
+    """Return the ks[s] largest magnitudes of every scope x[bounds[s]:bounds[s + 1]], by the rules of select_topk.
+
+    ``candidates`` are the rising indices of all elements that reach their scope's threshold, or None: where a scope has
+    at least k of them only those are looked at. Besides the chosen indices, one scope behind the other, come the number
+    of candidates and the smallest chosen magnitude of each scope (0 where none is chosen).
+    """
+    chosen: list[Tensor] = []
+    cuts = [0] * len(bounds)
+    if candidates is not None:
+        cuts = torch.searchsorted(candidates, torch.tensor(bounds, device=x.device)).tolist()
+    for place, k in enumerate(ks):
+        start, stop = bounds[place], bounds[place + 1]
+        if candidates is not None and cuts[place + 1] - cuts[place] >= k:
+            chosen.append(select_among(x, candidates[cuts[place] : cuts[place + 1]], k))
+        else:
+            chosen.append(select_topk(x[start:stop], k) + start)
+    smallest = [x[picked].abs().min() if picked.numel() else x.new_zeros(()) for picked in chosen]
+    return (
+        torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device),
+        [cuts[place + 1] - cuts[place] for place in range(len(ks))],
+        torch.stack(smallest) if smallest else x.new_zeros(0),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -237,6 +269,33 @@ def scatter_add(
             inside = slice(cuts[place], cuts[place + 1])
             if inside.stop > inside.start:
                 part.index_add_(0, indices[inside] - start, values[inside] * scale)
+
+
+def remaining(x: Tensor, sent: Tensor) -> Tensor:  # (k,) float32 both -> (k,) float32
+    """x - sent. An inf or nan that was sent has been seen and is gone; a finite x of which a nan was sent is kept."""
+    rest = x - sent
+    return torch.where(torch.isfinite(rest), rest, torch.where(torch.isfinite(x), x, 0.0))
+
+
+def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:  # (n,) float32, (k,) int64, (k,) float32
+    """x[indices] = remaining(x[indices], values), in place; no index twice."""
+    x[indices] = remaining(x[indices], values)
+
+
+def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the union of two rising lists of indices, and the sums of their values; the same bits in either order."""
+    indices, place = torch.unique(torch.cat([a, b]), sorted=True, return_inverse=True)
+    values = torch.zeros(indices.numel(), dtype=torch.float32, device=indices.device)
+    values.index_add_(0, place, torch.cat([a_values, b_values]))
+    return indices, values
+
+
+def contained(wanted: Tensor, indices: Tensor) -> Tensor:  # (m,), (k,) int64 rising -> (m,) bool
+    """Which of ``wanted`` are among ``indices``."""
+    if not indices.numel():
+        return torch.zeros_like(wanted, dtype=torch.bool)
+    place = torch.searchsorted(indices, wanted).clamp_(max=indices.numel() - 1)
+    return indices[place] == wanted
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -291,6 +291,25 @@ def test_select_scopes(numels: list[int], seed: int, threshold: float | None) ->
     assert torch.equal(cpu.select_scopes(x, bounds, everything[1:], None)[0], torch.arange(bounds[-1]))
 
 
+@pytest.mark.parametrize("kind", ["normal", "heavy", "few", "equal", "rising", "nan"])
+@pytest.mark.parametrize("k", [1, 70, 5000, 150_000])
+def test_select_topk_of_a_long_vector(native: None, kind: str, k: int) -> None:
+    """The sample may be misled: by few large elements, by equal ones, by an order; the choice is exact all the same."""
+    x = vector(7, 200_003)
+    if kind == "heavy":
+        x = x**9
+    elif kind == "few":
+        x = torch.zeros(200_003)
+        x[::401] = vector(8, x[::401].numel())
+    elif kind == "equal":
+        x = torch.ones(200_003)
+    elif kind == "rising":
+        x = torch.arange(200_003, dtype=torch.float32)
+    elif kind == "nan":
+        x[::1000] = float("nan")
+    assert torch.equal(cpu.select_topk(x, k), reference.select_topk(x, k))
+
+
 @QUICK
 @given(seed=st.integers(0, 2**32 - 1), sizes=st.tuples(st.integers(0, 300), st.integers(0, 300)))
 def test_lists(seed: int, sizes: tuple[int, int]) -> None:

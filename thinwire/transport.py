@@ -37,6 +37,9 @@ class Traffic:
         self.received += received
 
 
+_ROUNDS_FROM = 1 << 17  # bytes: an all-to-all with a message of this length goes round by round on Gloo
+
+
 class Net(Protocol):
     """A group of ranks. Every call is a collective that all ranks make in the same order, except send and receive."""
 
@@ -47,7 +50,10 @@ class Net(Protocol):
     def all_gather(self, frame: Tensor) -> list[Tensor]: ...  # (B,) uint8, the same B everywhere -> P of them
 
     def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
-        """Send frames[r] to rank r; nbytes[r] is the known length of what comes from rank r."""
+        """Send frames[r] to rank r; nbytes[r] is the known length of what comes from rank r.
+
+        The longest of the frames that a rank sends and gets must be as long on every rank: it decides the way.
+        """
         ...
 
     def swap(self, peer: int, frame: Tensor) -> Tensor: ...  # (B,) uint8 <-> the peer's (B,)
@@ -139,12 +145,31 @@ class TorchNet(_Counted):
     def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
         sizes = [frame.numel() for frame in frames]
         self._count_all_to_all(sizes, nbytes)
+        if self.device.type == "cpu" and self.size > 2 and max(*sizes, *nbytes) >= _ROUNDS_FROM:
+            return self._all_to_all_in_rounds(frames, nbytes)
         outgoing = self._to_wire(torch.cat(list(frames)))
         if self.size == 1:
             return [outgoing]
         incoming = torch.empty(sum(nbytes), dtype=torch.uint8, device=self.device)
         self._timed(lambda: dist.all_to_all_single(incoming, outgoing, list(nbytes), sizes, group=self.group))
         return list(incoming.split(list(nbytes)))
+
+    def _all_to_all_in_rounds(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+        """Gloo posts all messages at once: they meet in front of one receiver, and its link loses packets. In round d
+        every rank sends to the one d behind it, so that each link carries one message a way."""
+        incoming = [torch.empty(size, dtype=torch.uint8) for size in nbytes]
+        incoming[self.rank] = self._to_wire(frames[self.rank])
+        for distance in range(1, self.size):
+            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            outgoing = self._to_wire(frames[to])
+            operations: list[tuple[Callable[..., Any], Tensor, int]] = []
+            if outgoing.numel():
+                operations.append((dist.isend, outgoing, to))
+            if nbytes[source]:
+                operations.append((dist.irecv, incoming[source], source))
+            if operations:
+                self._point_to_point(*operations)
+        return incoming
 
     def _point_to_point(self, *operations: tuple[Callable[..., Any], Tensor, int]) -> None:
         batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in operations]

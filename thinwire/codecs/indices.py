@@ -9,6 +9,7 @@ leave out.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -39,10 +40,12 @@ def _rice_expected_bits(numel: int, k: int, parameter: int) -> float:
     return k * (parameter + 1 + q / (1.0 - q))
 
 
+@lru_cache(maxsize=1024)
 def _rice_best(numel: int, k: int) -> int:
     return min(range(31), key=lambda parameter: _rice_bound_bits(numel, k, parameter))
 
 
+@lru_cache(maxsize=1024)
 def index_budget(coding: str, numel: int, k: int) -> int:
     """Return the bytes that a frame reserves for k indices below ``numel``."""
     if k == 0:

@@ -219,8 +219,8 @@ THINWIRE_API void tw_rice_indices(int64_t num_frames, const uint64_t* lows, cons
 THINWIRE_API const char* tw_vectors() {
 #if THINWIRE_HAS_CLONES
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("x86-64-v4")) return "AVX-512";
-  if (__builtin_cpu_supports("x86-64-v3")) return "AVX2";
+  if (__builtin_cpu_supports(THINWIRE_WIDE)) return "AVX-512";
+  if (__builtin_cpu_supports(THINWIRE_MIDDLE)) return "AVX2";
 #endif
   return "portable";
 }

@@ -122,7 +122,7 @@ def _sparse_target(values: str, indices: str, numel: int, k: int, tail: int) -> 
         _must(count == 0 or (int(chosen[0]) >= 0 and int(chosen[-1]) < numel), "indices out of range")
         _must(rest.shape == (tail,), f"a tail of {rest.shape}")
         if parts:
-            kernels.scatter_add(parts, starts, chosen, payload.values, 0.5)
+            kernels.scatter_add(parts, starts, [(chosen, payload.values)], 0.5)
 
     return Target(
         f"sparse {values} {indices}", numel,
@@ -664,7 +664,7 @@ def fuzz(frames: int, seed: int, seconds: float, workers: int, library: str = ""
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 COMMON = ("-O1", "-g1", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra")
-SOURCES = ("accumulate", "select", "quantize", "ternary", "pack")
+SOURCES = ("pack", "accumulate", "quantize", "select", "ternary", "lists")
 
 
 def compiler() -> str | None:

@@ -79,13 +79,17 @@ uint32_t largest_exponent(const float* x, int64_t n) {
 
 }  // namespace
 
-// 1 when no element is an infinity or a nan.
-THINWIRE_API int tw_all_finite(const float* x, int64_t n, int threads) {
-  std::vector<uint32_t> largest(std::max(1, threads), 0);
-  thinwire::parallel(n, threads, 64, [&](int part, int64_t begin, int64_t end) {
-    largest[part] = largest_exponent(x + begin, end - begin);
-  });
-  return *std::max_element(largest.begin(), largest.end()) != 0x7F800000u;
+// The place of the first part that holds an infinity or a nan, or -1.
+THINWIRE_API int64_t tw_first_nonfinite(int64_t num_parts, const uint64_t* parts, const int64_t* numels, int threads) {
+  for (int64_t p = 0; p < num_parts; ++p) {
+    const float* x = reinterpret_cast<const float*>(parts[p]);
+    std::vector<uint32_t> largest(std::max(1, threads), 0);
+    thinwire::parallel(numels[p], threads, 64, [&](int part, int64_t begin, int64_t end) {
+      largest[part] = largest_exponent(x + begin, end - begin);
+    });
+    if (*std::max_element(largest.begin(), largest.end()) == 0x7F800000u) return p;
+  }
+  return -1;
 }
 
 // Updates u (may be null) and v from the segments' gradients and lists, in rising order, the flat indices of elements that
@@ -178,14 +182,54 @@ THINWIRE_API void tw_error_step(int64_t num_segments, const uint64_t* grads, con
   }
 }
 
-// parts[segment][index] += values * scale for rising flat indices; the segments lie at `starts` in the flat index space,
-// in rising order.
-THINWIRE_API void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels,
-                                 const int64_t* starts, const int64_t* indices, const float* values, int64_t count,
-                                 float scale) {
-  int64_t s = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    while (s + 1 < num_segments && indices[i] >= starts[s] + numels[s]) ++s;
-    reinterpret_cast<float*>(parts[s])[indices[i] - starts[s]] += values[i] * scale;
+namespace {
+
+// Adds the entries from the i-th on whose index is below `stop` to the floats at base + 4 * index; returns the next i.
+int64_t add_run(const int64_t* __restrict index, const float* __restrict value, int64_t i, int64_t count, int64_t stop,
+                uint64_t base, float scale) {
+  constexpr int64_t kAhead = 16;  // entries lie far apart: their cache lines are asked for before they are needed
+  for (; i < count && index[i] < stop; ++i) {
+    __builtin_prefetch(reinterpret_cast<const void*>(base + 4 * index[i + kAhead < count ? i + kAhead : i]), 1);
+    *reinterpret_cast<float*>(base + 4 * index[i]) += value[i] * scale;
   }
+  return i;
+}
+
+}  // namespace
+
+// parts[segment][index] += values * scale for every list of rising flat indices; each element gets its additions in the
+// order of the lists. The segments lie at `starts` in the flat index space, in rising order; threads share that space out,
+// and each goes through its part tile by tile, so that the lists find each other's pages.
+THINWIRE_API void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels,
+                                 const int64_t* starts, int64_t num_lists, const uint64_t* indices,
+                                 const uint64_t* values, const int64_t* counts, float scale, int threads) {
+  constexpr int64_t kTile = 1 << 16;
+  if (num_segments == 0) return;
+  int64_t total = 0, entries = 0;
+  for (int64_t s = 0; s < num_segments; ++s) total = std::max(total, starts[s] + numels[s]);
+  for (int64_t l = 0; l < num_lists; ++l) entries += counts[l];
+  thinwire::parallel(total, entries < (1 << 14) ? 1 : threads, kTile, [&](int, int64_t begin, int64_t end) {
+    struct Cursor {
+      int64_t at, segment;
+    };
+    std::vector<Cursor> cursors(num_lists);
+    for (int64_t l = 0; l < num_lists; ++l) {
+      const int64_t* index = reinterpret_cast<const int64_t*>(indices[l]);
+      cursors[l] = {std::lower_bound(index, index + counts[l], begin) - index, 0};
+    }
+    for (int64_t tile = begin; tile < end; tile += kTile) {
+      const int64_t stop = std::min(end, tile + kTile);
+      for (int64_t l = 0; l < num_lists; ++l) {
+        const int64_t* index = reinterpret_cast<const int64_t*>(indices[l]);
+        const float* value = reinterpret_cast<const float*>(values[l]);
+        const int64_t count = counts[l];
+        int64_t i = cursors[l].at, s = cursors[l].segment;
+        while (i < count && index[i] < stop) {
+          while (s + 1 < num_segments && index[i] >= starts[s] + numels[s]) ++s;
+          i = add_run(index, value, i, count, std::min(stop, starts[s] + numels[s]), parts[s] - 4 * starts[s], scale);
+        }
+        cursors[l] = {i, s};
+      }
+    }
+  });
 }

@@ -28,8 +28,14 @@ void tw_rice_unary_bits(const int64_t* gaps, int64_t n, int first, int choices, 
 void tw_rice_encode(const int64_t* gaps, int64_t n, int parameter, uint8_t* low, uint8_t* unary);
 int64_t tw_rice_decode(const uint8_t* low, int64_t low_nbytes, const uint8_t* unary, int64_t unary_nbytes, int64_t n,
                        int parameter, int64_t* out);
+void tw_rice_indices(int64_t num_frames, const uint64_t* lows, const int64_t* low_nbytes, const uint64_t* unaries,
+                     const int64_t* unary_nbytes, const int64_t* counts, const int32_t* parameters, int64_t numel,
+                     const uint64_t* outs, int32_t* faults, int threads);
+void tw_gather_trits(const uint8_t* packed, int64_t num_pieces, const int64_t* starts, const int64_t* numels,
+                     uint8_t* out, int threads);
 void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels, const int64_t* starts,
-                    const int64_t* indices, const float* values, int64_t count, float scale);
+                    int64_t num_lists, const uint64_t* indices, const uint64_t* values, const int64_t* counts, float scale,
+                    int threads);
 }
 
 namespace {
@@ -117,6 +123,20 @@ void check_trits(Input& in, int threads, bool large) {
   }
   tw_pack_trits(trits.get(), n, again.get(), threads);
   for (int64_t i = 0; i < n / 5; ++i) MUST(packed[i] > 242 || again[i] == packed[i]);
+  // Two pieces of it, packed anew.
+  Block<int64_t> starts(2), numels(2);
+  for (int64_t p = 0; p < 2; ++p) {
+    starts[p] = n ? in.number(static_cast<uint32_t>(n)) : 0;
+    numels[p] = n ? in.number(static_cast<uint32_t>(n - starts[p] + 1)) : 0;
+  }
+  Block<uint8_t> pieces((numels[0] + numels[1] + 4) / 5);
+  tw_gather_trits(packed.get(), 2, starts.get(), numels.get(), pieces.get(), threads);
+  for (int64_t p = 0, at = 0; p < 2; ++p)
+    for (int64_t i = 0; i < numels[p]; ++i, ++at) {
+      int digit = pieces[at / 5];
+      for (int64_t place = at % 5; place--;) digit /= 3;
+      MUST(digit % 3 - 1 == trits[starts[p] + i]);
+    }
 }
 
 void check_uints(Input& in) {
@@ -154,7 +174,14 @@ void scatter(Input in, const Block<int64_t>& indices, int64_t numel) {
   MUST(start == numel);
   Block<float> values(indices.n);
   for (int64_t i = 0; i < values.n; ++i) values[i] = static_cast<float>(i + 1);
-  tw_scatter_add(pointers.n, pointers.get(), numels.get(), starts.get(), indices.get(), values.get(), indices.n, 0.5f);
+  // The same list twice: every element gets both additions.
+  Block<uint64_t> lists(2), floats(2);
+  Block<int64_t> counts(2);
+  lists[0] = lists[1] = reinterpret_cast<uint64_t>(indices.get());
+  floats[0] = floats[1] = reinterpret_cast<uint64_t>(values.get());
+  counts[0] = counts[1] = indices.n;
+  tw_scatter_add(pointers.n, pointers.get(), numels.get(), starts.get(), 2, lists.get(), floats.get(), counts.get(), 0.25f,
+                 1 + static_cast<int>(in.number(3)));
   int64_t next = 0;
   for (int64_t s = 0; s < pointers.n; ++s)
     for (int64_t i = 0; i < numels[s]; ++i) {
@@ -164,8 +191,35 @@ void scatter(Input in, const Block<int64_t>& indices, int64_t numel) {
   MUST(next == indices.n);
 }
 
+// The fused decoder gives the indices that the plain one implies, and finds the same things wrong, in the same order.
+void check_fused_rice(const Block<uint8_t>& low, const Block<uint8_t>& unary, int64_t n, int parameter, int64_t numel,
+                      int64_t ones, const Block<int64_t>& gaps, int threads) {
+  Block<int64_t> out(n), other(n), low_nbytes(2), unary_nbytes(2), counts(2);
+  Block<uint64_t> lows(2), unaries(2), outs(2);
+  Block<int32_t> parameters(2), faults(2);
+  for (int64_t f = 0; f < 2; ++f) {
+    lows[f] = reinterpret_cast<uint64_t>(low.get()), low_nbytes[f] = low.n;
+    unaries[f] = reinterpret_cast<uint64_t>(unary.get()), unary_nbytes[f] = unary.n;
+    counts[f] = n, parameters[f] = parameter;
+    outs[f] = reinterpret_cast<uint64_t>(f ? other.get() : out.get());
+  }
+  tw_rice_indices(2, lows.get(), low_nbytes.get(), unaries.get(), unary_nbytes.get(), counts.get(), parameters.get(), numel,
+                  outs.get(), faults.get(), threads);
+  MUST(faults[0] == faults[1]);
+  int32_t expected = ones != n ? 1 : 0;
+  int64_t index = -1, bits = 0;
+  for (int64_t i = 0; i < n && !expected; ++i) {
+    if (gaps[i] < 0 || gaps[i] >= numel) expected = 2;
+    bits += (gaps[i] >> parameter) + 1;
+  }
+  if (!expected && (bits + 31) / 32 * 4 != unary.n) expected = 3;
+  for (int64_t i = 0; i < n && !expected; ++i) MUST(out[i] == (index += gaps[i] + 1) && other[i] == index);
+  if (!expected && index >= numel) expected = 4;
+  MUST(faults[0] == expected);
+}
+
 // As decode_indices in thinwire/codecs/indices.py: decode, check, and only then use.
-void check_rice(Input& in) {
+void check_rice(Input& in, int threads) {
   int parameter = in.byte() % 31;
   int64_t n = in.number(600);
   bool room = in.byte() & 1;
@@ -183,8 +237,9 @@ void check_rice(Input& in) {
     for (int b = 0; b < parameter; ++b) expected |= static_cast<uint64_t>(bit_at(low, i * parameter + b)) << b;
     MUST(gaps[i] == static_cast<int64_t>(expected));
   }
-  if (ones != n) return;
   int64_t numel = 1 + in.number(50000), index = -1, bits = 0;
+  check_fused_rice(low, unary, n, parameter, numel, ones, gaps, threads);
+  if (ones != n) return;
   Block<int64_t> indices(n);
   for (int64_t i = 0; i < n; ++i) {
     if (gaps[i] < 0 || gaps[i] >= numel) return;
@@ -223,7 +278,7 @@ void run(const uint8_t* data, size_t size) {
     case 0: return check_bits(in, threads, large);
     case 1: return check_trits(in, threads, large);
     case 2: return check_uints(in);
-    case 3: return check_rice(in);
+    case 3: return check_rice(in, threads);
     case 4: return check_scatter(in);
     default: return check_checksum(in);
   }

@@ -118,27 +118,109 @@ THINWIRE_API int64_t tw_rice_decode(const uint8_t* low, int64_t low_nbytes, cons
   for (int64_t byte = 0; byte < unary_nbytes; byte += 8) {
     uint64_t window = 0;
     std::memcpy(&window, unary + byte, static_cast<size_t>(std::min<int64_t>(8, unary_nbytes - byte)));
-    while (window) {
+    for (; window; window &= window - 1, ++count) {
       int64_t at = byte * 8 + __builtin_ctzll(window);
-      window &= window - 1;
       if (count < n) {
         uint64_t quotient = static_cast<uint64_t>(at - before - 1);
         uint32_t rest = parameter ? get_bits(low, low_nbytes, count * parameter, parameter) : 0;
         out[count] = static_cast<int64_t>((quotient << parameter) | rest);
       }
-      ++count;
       before = at;
     }
   }
   return count;
 }
 
+namespace {
+
+struct Rice {
+  const uint8_t *low, *unary;
+  int64_t low_nbytes, unary_nbytes, count;
+  int parameter;
+  int64_t* out;
+};
+
+// Decodes rising indices below numel and checks them. Returns 0, or what is wrong: 1 the number of entries, 2 a gap of
+// numel or more, 3 bytes behind the quotients (which fill whole groups of four), 4 an index of numel or more. Nothing is
+// written behind the given number of entries.
+THINWIRE_CLONES
+int rice_indices(const Rice& rice, uint64_t numel) {
+  const uint8_t *low = rice.low, *unary = rice.unary;
+  const int64_t n = rice.count, low_nbytes = rice.low_nbytes, nbytes = rice.unary_nbytes;
+  const int parameter = rice.parameter;
+  const uint64_t most = numel >> parameter, mask = (1ull << parameter) - 1;
+  // So many entries have eight bytes to load at their low bits.
+  const int64_t quick = parameter && low_nbytes >= 8 ? ((low_nbytes - 8) * 8) / parameter : 0;
+  int64_t* out = rice.out;
+  int64_t count = 0, before = -1, bit = 0;
+  uint64_t next = 0, longest = 0;  // `next` is one behind the last index; looked at so often that it cannot wrap around
+  bool outside = false;
+  for (int64_t byte = 0; byte < nbytes; byte += 8) {
+    uint64_t window = 0;
+    if (byte + 8 <= nbytes)
+      std::memcpy(&window, unary + byte, 8);
+    else
+      std::memcpy(&window, unary + byte, static_cast<size_t>(nbytes - byte));
+    const int64_t ones = __builtin_popcountll(window);
+    if (count + ones > n) return 1;
+    if (count + ones <= quick) {
+      for (int64_t i = 0; i < ones; ++i, window &= window - 1, bit += parameter) {
+        int64_t at = byte * 8 + __builtin_ctzll(window);
+        uint64_t rest;
+        std::memcpy(&rest, low + (bit >> 3), 8);
+        uint64_t quotient = static_cast<uint64_t>(at - before - 1);
+        uint64_t gap = (quotient << parameter) | ((rest >> (bit & 7)) & mask);
+        longest = quotient > longest ? quotient : longest;  // a huge one may wrap around when it is shifted
+        out[count + i] = static_cast<int64_t>(next + gap);
+        next += gap + 1;
+        before = at;
+      }
+    } else {
+      for (int64_t i = 0; i < ones; ++i, window &= window - 1, bit += parameter) {
+        int64_t at = byte * 8 + __builtin_ctzll(window);
+        uint64_t quotient = static_cast<uint64_t>(at - before - 1);
+        uint64_t gap = (quotient << parameter) | (parameter ? get_bits(low, low_nbytes, bit, parameter) : 0);
+        longest = quotient > longest ? quotient : longest;
+        out[count + i] = static_cast<int64_t>(next + gap);
+        next += gap + 1;
+        before = at;
+      }
+    }
+    count += ones;
+    outside |= next > numel;
+  }
+  if (count != n) return 1;
+  if (longest > most) return 2;
+  for (int64_t i = 0; outside && i < n; ++i)
+    if (out[i] - (i ? out[i - 1] + 1 : 0) >= static_cast<int64_t>(numel)) return 2;
+  if ((before + 1 + 31) / 32 * 4 != nbytes) return 3;
+  return outside ? 4 : 0;
+}
+
+}  // namespace
+
+// The Rice streams of several frames, each checked on its own; threads share the frames out.
+THINWIRE_API void tw_rice_indices(int64_t num_frames, const uint64_t* lows, const int64_t* low_nbytes,
+                                  const uint64_t* unaries, const int64_t* unary_nbytes, const int64_t* counts,
+                                  const int32_t* parameters, int64_t numel, const uint64_t* outs, int32_t* faults,
+                                  int threads) {
+  int64_t entries = 0;
+  for (int64_t f = 0; f < num_frames; ++f) entries += counts[f];
+  thinwire::parallel(num_frames, entries < (1 << 14) ? 1 : threads, 1, [&](int, int64_t begin, int64_t end) {
+    for (int64_t f = begin; f < end; ++f) {
+      Rice rice{reinterpret_cast<const uint8_t*>(lows[f]), reinterpret_cast<const uint8_t*>(unaries[f]), low_nbytes[f],
+                unary_nbytes[f], counts[f], parameters[f], reinterpret_cast<int64_t*>(outs[f])};
+      faults[f] = rice_indices(rice, static_cast<uint64_t>(numel));
+    }
+  }, 2);
+}
+
 // Which version of the hot loops this machine runs.
 THINWIRE_API const char* tw_vectors() {
 #if THINWIRE_HAS_CLONES
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("x86-64-v4")) return "AVX-512";
-  if (__builtin_cpu_supports("x86-64-v3")) return "AVX2";
+  if (__builtin_cpu_supports(THINWIRE_WIDE)) return "AVX-512";
+  if (__builtin_cpu_supports(THINWIRE_MIDDLE)) return "AVX2";
 #endif
   return "portable";
 }

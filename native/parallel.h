@@ -30,8 +30,16 @@ int parallel(int64_t n, int threads, int64_t align, const Work& work, int64_t se
 
 // Hot loops are compiled once a vector width and chosen when the library is loaded: too early for AddressSanitizer.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(THINWIRE_PORTABLE)
-#define THINWIRE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #define THINWIRE_HAS_CLONES 1
+#if __GNUC__ >= 12
+#define THINWIRE_WIDE "x86-64-v4"
+#define THINWIRE_MIDDLE "x86-64-v3"
+#define THINWIRE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else  // older compilers know no levels: without the other extensions of a level the loops are a little slower
+#define THINWIRE_WIDE "avx512f"
+#define THINWIRE_MIDDLE "avx2"
+#define THINWIRE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
 #else
 #define THINWIRE_CLONES
 #define THINWIRE_HAS_CLONES 0

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "parallel.h"
 
@@ -52,9 +53,10 @@ int64_t best_of(std::vector<uint64_t>& keys, int64_t k, int64_t* out, float* sma
 
 }  // namespace
 
+namespace {
+
 // The k best of listed candidates (rising indices into x); writes them rising, and the smallest chosen magnitude.
-THINWIRE_API int64_t tw_select_among(const float* x, const int64_t* candidates, int64_t count, int64_t k, int64_t* out,
-                                     float* smallest) {
+int64_t among(const float* x, const int64_t* candidates, int64_t count, int64_t k, int64_t* out, float* smallest) {
   std::vector<uint64_t> keys(count);
   for (int64_t i = 0; i < count; ++i) keys[i] = key_of(x[candidates[i]], candidates[i]);
   if (count == 0) {
@@ -64,9 +66,41 @@ THINWIRE_API int64_t tw_select_among(const float* x, const int64_t* candidates, 
   return best_of(keys, std::min(k, count), out, smallest);
 }
 
-// The k best of all n < 2**32 elements: a histogram of magnitudes finds the bucket of the k-th, one more pass collects
-// that bucket and everything above it.
-THINWIRE_API void tw_select_topk(const float* x, int64_t n, int64_t k, int64_t* out, float* smallest, int threads) {
+}  // namespace
+
+namespace {
+
+// Keys of all elements whose magnitude bits are at least `least`, in rising order; false when they are more than `most`.
+bool collect(const float* x, int64_t n, uint32_t least, int64_t most, std::vector<uint64_t>& keys, int threads) {
+  std::vector<std::vector<uint64_t>> lists(std::max(1, threads));
+  thinwire::parallel(n, threads, 1, [&](int part, int64_t begin, int64_t end) {
+    auto& list = lists[part];
+    for (int64_t i = begin; i < end && static_cast<int64_t>(list.size()) <= most; i += 128) {
+      int64_t stop = std::min(end, i + 128);
+      if (!any_at_least(x + i, stop - i, least)) continue;
+      for (int64_t j = i; j < stop; ++j)
+        if (magnitude(x[j]) >= least) list.push_back(key_of(x[j], j));
+    }
+  });
+  keys.clear();
+  for (const auto& list : lists) keys.insert(keys.end(), list.begin(), list.end());
+  return static_cast<int64_t>(keys.size()) <= most;
+}
+
+// Magnitude bits that a few more than k elements should reach, from every so manieth element.
+uint32_t sampled_threshold(const float* x, int64_t n, int64_t k) {
+  int64_t wanted = std::max<int64_t>(1 << 14, 64 * (n / k)), stride = std::max<int64_t>(1, n / wanted);
+  std::vector<uint32_t> sample;
+  sample.reserve(n / stride + 1);
+  for (int64_t i = 0; i < n; i += stride) sample.push_back(magnitude(x[i]));
+  double hits = static_cast<double>(sample.size()) * static_cast<double>(k) / static_cast<double>(n);
+  int64_t rank = std::min<int64_t>(sample.size() - 1, static_cast<int64_t>(hits + 4 * std::sqrt(hits) + 4));
+  std::nth_element(sample.begin(), sample.begin() + rank, sample.end(), std::greater<uint32_t>());
+  return sample[rank];
+}
+
+// The magnitude bits at which the bucket of the k-th largest begins.
+uint32_t bucket_threshold(const float* x, int64_t n, int64_t k, int threads) {
   std::vector<std::vector<int64_t>> histograms(std::max(1, threads));
   thinwire::parallel(n, threads, 1, [&](int part, int64_t begin, int64_t end) {
     // Four tables in turn: equal neighbours would otherwise wait for each other's increment.
@@ -84,17 +118,50 @@ THINWIRE_API void tw_select_topk(const float* x, int64_t n, int64_t k, int64_t* 
       if (!h.empty()) above += h[bucket];
     if (above >= k) break;
   }
-  uint32_t least = static_cast<uint32_t>(bucket) << kShift;
-  std::vector<std::vector<uint64_t>> lists(std::max(1, threads));
-  thinwire::parallel(n, threads, 1, [&](int part, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i += 128) {
-      int64_t stop = std::min(end, i + 128);
-      if (!any_at_least(x + i, stop - i, least)) continue;
-      for (int64_t j = i; j < stop; ++j)
-        if (magnitude(x[j]) >= least) lists[part].push_back(key_of(x[j], j));
-    }
-  });
+  return static_cast<uint32_t>(bucket) << kShift;
+}
+
+}  // namespace
+
+// The k best of all n < 2**32 elements. A sample says above which magnitude to look, and when at least k are found there
+// they hold the k best; otherwise a histogram of all magnitudes finds the bucket of the k-th, and one more pass collects
+// that bucket and everything above it.
+THINWIRE_API void tw_select_topk(const float* x, int64_t n, int64_t k, int64_t* out, float* smallest, int threads) {
   std::vector<uint64_t> keys;
-  for (const auto& list : lists) keys.insert(keys.end(), list.begin(), list.end());
+  bool found = n >= thinwire::kSerialBelow && k <= n / 16 &&
+               collect(x, n, sampled_threshold(x, n, k), 4 * k + 4096, keys, threads) &&
+               static_cast<int64_t>(keys.size()) >= k;
+  if (!found) collect(x, n, bucket_threshold(x, n, k, threads), n, keys, threads);
   best_of(keys, k, out, smallest);
+}
+
+// The ks[s] best of every scope x[bounds[s], bounds[s + 1]): among the listed candidates where they are enough, else among
+// all. `candidates` are rising indices of everything that reaches a scope's threshold; a null pointer says there are none.
+// Writes the chosen indices one scope behind the other, rising; how many candidates each scope had; and each scope's
+// smallest chosen magnitude.
+THINWIRE_API void tw_select_scopes(const float* x, int64_t num_scopes, const int64_t* bounds, const int64_t* ks,
+                                   const int64_t* candidates, int64_t count, int64_t* out, int64_t* passed,
+                                   float* smallest, int threads) {
+  const int64_t* at = candidates;
+  for (int64_t s = 0; s < num_scopes; ++s) {
+    const int64_t begin = bounds[s], n = bounds[s + 1] - begin, k = std::min(ks[s], n);
+    const int64_t* end = candidates ? std::lower_bound(at, candidates + count, begin + n) : nullptr;
+    passed[s] = candidates ? end - at : 0;
+    smallest[s] = 0.0f;
+    if (k > 0 && candidates && passed[s] >= k) {
+      among(x, at, passed[s], k, out, smallest + s);
+    } else if (k > 0 && k < n) {
+      tw_select_topk(x + begin, n, k, out, smallest + s, threads);
+      for (int64_t i = 0; i < k; ++i) out[i] += begin;
+    } else if (k > 0) {
+      uint32_t least = kInfinity;
+      for (int64_t i = 0; i < n; ++i) {
+        out[i] = begin + i;
+        least = std::min(least, magnitude(x[begin + i]));
+      }
+      std::memcpy(smallest + s, &least, 4);
+    }
+    at = end;
+    out += k;
+  }
 }

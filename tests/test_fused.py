@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.codecs import TernaryCodec
+from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.collectives.shards import shards
 from thinwire.compressors import Ternarize
+from thinwire.errors import FrameError
 from thinwire.kernels import cpu, reference
 from thinwire.layout import Hyper, Layout, Turn
+from thinwire.payloads import Sparse
 
 ROOT = Path(__file__).parents[1]
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
@@ -176,3 +178,181 @@ def test_moments_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compressor.measure(turn, x)
     other = compressor.compress(turn, x * 2, payload.scales, 0)  # measured of another vector: of no use
     assert len(calls) == 4 and other.packed.shape == payload.packed.shape
+
+
+# ------------------------------------------------------------------------------------------------- decoding and adding
+
+
+@QUICK
+@given(data=st.data(), numel=st.sampled_from([1, 9, 1000, 100_000, 2**32 - 1]), threads=st.integers(1, 3))
+def test_rice_indices(portable: ctypes.CDLL, data: st.DataObject, numel: int, threads: int) -> None:
+    """Right and damaged streams: both homes find the same indices and the same thing wrong."""
+    streams = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+        k, parameter = (
+            data.draw(st.integers(0, min(numel, 400))),
+            data.draw(st.integers(0 if numel < 2**20 else 20, 30)),
+        )
+        indices = np.unique(generator.integers(0, numel, k))
+        gaps = torch.from_numpy(np.diff(indices, prepend=-1) - 1)
+        low, unary = reference.rice_encode(gaps, parameter)
+        unary = torch.nn.functional.pad(unary, (0, -unary.numel() % 4))
+        match data.draw(st.sampled_from(["right", "flip", "longer", "shorter", "count"])):
+            case "flip" if unary.numel():
+                unary[data.draw(st.integers(0, unary.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
+            case "longer":
+                unary = torch.cat([unary, torch.zeros(4, dtype=torch.uint8)])
+            case "shorter":
+                unary = unary[:-4]
+            case "count":
+                indices = indices[:-1]
+        low = low[: -(-indices.size * parameter // 8)]
+        streams.append(kernels.RiceStream(low, unary, indices.size, parameter))
+    limit = data.draw(st.sampled_from([numel, max(1, numel // 2)]))
+    expected = reference.rice_indices(streams, limit)
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_threads", lambda: threads)
+        results = [cpu.rice_indices(streams, limit)]
+        patch.setattr(cpu, "_lib", lambda: portable)
+        results.append(cpu.rice_indices(streams, limit))
+    assert torch.get_num_threads() == before
+    for got in results:
+        assert [fault for _, fault in got] == [fault for _, fault in expected]
+        for (ours, fault), (theirs, _) in zip(got, expected, strict=True):
+            assert fault or torch.equal(ours, theirs)
+
+
+@QUICK
+@given(
+    numels=st.lists(st.sampled_from([0, 1, 5, 300, 70_000, 140_001]), min_size=1, max_size=5),
+    seed=st.integers(0, 2**32 - 1),
+    num_lists=st.integers(0, 5),
+    threads=st.integers(1, 3),
+)
+def test_scatter_add(numels: list[int], seed: int, num_lists: int, threads: int) -> None:
+    """Many lists into parts wherever they lie: bit-equal to adding them one after the other."""
+    total, generator = sum(numels), np.random.default_rng(seed)
+    starts = np.cumsum([0, *numels[:-1]]).tolist()
+    lists = []
+    for _ in range(num_lists):
+        indices = np.unique(generator.integers(0, total, min(total, 20_000))) if total else np.zeros(0, dtype=np.int64)
+        values = generator.standard_normal(indices.size).astype(np.float32)
+        lists.append((torch.from_numpy(indices), torch.from_numpy(values)))
+    ours, theirs = ([torch.ones(numel) for numel in numels] for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_threads", lambda: threads)
+        cpu.scatter_add(ours, starts, lists, 0.25)
+    reference.scatter_add(theirs, starts, lists, 0.25)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_several_frames_are_read_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames of different codings together; and whichever is bad, its origin and its fault are named."""
+    turn = Turn(Layout.of([("a", 0, 5000, True)]), 3, (Hyper(),))
+    frames, payloads = [], []
+    for rank, coding in enumerate(["rice", "int32", "rice", "delta16"]):
+        indices = torch.from_numpy(np.unique(np.random.default_rng(rank).integers(0, 5000, 50)))
+        payloads.append(Sparse(indices, vector(rank, indices.numel()), 5000, 50))
+        frames.append((SparseCodec("fp32", coding).encode(turn, payloads[-1], torch.ones(2)), f"rank {rank}"))
+    codec = SparseCodec()
+    for payload, (sparse, tail) in zip(payloads, codec.decode_all(turn, frames, 5000, 50, 2, CPU), strict=True):
+        assert torch.equal(sparse.indices, payload.indices) and torch.equal(sparse.values, payload.values)
+        assert torch.equal(tail, torch.ones(2))
+    assert codec.decode_all(turn, [], 5000, 50, 2, CPU) == []
+    for bad in range(4):
+        damaged = [(frame.clone(), origin) for frame, origin in frames]
+        damaged[bad][0][60] ^= 1
+        with pytest.raises(FrameError, match=f"from rank {bad}: its checksum"):
+            codec.decode_all(turn, damaged, 5000, 50, 2, CPU)
+
+
+# ----------------------------------------------------------------------------------------------- choosing and keeping
+
+
+@QUICK
+@given(
+    numels=st.lists(st.sampled_from([0, 1, 5, 300, 70_000, 140_001]), max_size=5),
+    seed=st.integers(0, 2**32 - 1),
+    threshold=st.sampled_from([None, 0.0, 1.0, 3.0, float("inf")]),
+)
+def test_select_scopes(numels: list[int], seed: int, threshold: float | None) -> None:
+    """With enough candidates, with too few and with none: the same choice, and ties to the lower index."""
+    bounds = np.cumsum([0, *numels]).tolist()
+    x = vector(seed % 1000, bounds[-1])
+    x[::3] = x[:1] if x.numel() else 0.0
+    ks = [min(numel, max(1, numel // 50)) for numel in numels]
+    candidates = None if threshold is None else torch.nonzero(x.abs() >= threshold).flatten()
+    ours, theirs = (home.select_scopes(x, bounds, ks, candidates) for home in (cpu, reference))
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[2], theirs[2])
+    assert candidates is None or ours[1] == theirs[1]
+    everything = [1, *(numel for numel in numels)]
+    assert torch.equal(cpu.select_scopes(x, bounds, everything[1:], None)[0], torch.arange(bounds[-1]))
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy", "few", "equal", "rising", "nan"])
+@pytest.mark.parametrize("k", [1, 70, 5000, 150_000])
+def test_select_topk_of_a_long_vector(native: None, kind: str, k: int) -> None:
+    """The sample may be misled: by few large elements, by equal ones, by an order; the choice is exact all the same."""
+    x = vector(7, 200_003)
+    if kind == "heavy":
+        x = x**9
+    elif kind == "few":
+        x = torch.zeros(200_003)
+        x[::401] = vector(8, x[::401].numel())
+    elif kind == "equal":
+        x = torch.ones(200_003)
+    elif kind == "rising":
+        x = torch.arange(200_003, dtype=torch.float32)
+    elif kind == "nan":
+        x[::1000] = float("nan")
+    assert torch.equal(cpu.select_topk(x, k), reference.select_topk(x, k))
+
+
+@QUICK
+@given(seed=st.integers(0, 2**32 - 1), sizes=st.tuples(st.integers(0, 300), st.integers(0, 300)))
+def test_lists(seed: int, sizes: tuple[int, int]) -> None:
+    generator = np.random.default_rng(seed)
+    odd = torch.tensor([0.0, -0.0, float("nan"), float("inf"), float("-inf"), 1e38])
+    lists = []
+    for size in sizes:
+        indices = torch.from_numpy(np.unique(generator.integers(0, 400, size)))
+        values = torch.from_numpy(generator.standard_normal(indices.numel()).astype(np.float32))
+        values[::5] = odd[torch.from_numpy(generator.integers(0, 6, values[::5].numel()))]
+        lists.append((indices, values))
+    (a, a_values), (b, b_values) = lists
+    for home in (cpu, reference):  # either order: the same bits
+        forth, back = home.union_add(a, a_values, b, b_values), home.union_add(b, b_values, a, a_values)
+        assert torch.equal(forth[0], back[0]) and same_bits(forth[1], back[1])
+    ours, theirs = cpu.union_add(a, a_values, b, b_values), reference.union_add(a, a_values, b, b_values)
+    assert torch.equal(ours[0], theirs[0]) and same_bits(ours[1], theirs[1])
+    assert torch.equal(cpu.contained(a, b), reference.contained(a, b))
+    x = vector(seed % 100, 400)
+    x[:6] = odd
+    ours_x, theirs_x = x.clone(), x.clone()
+    cpu.subtract_at(ours_x, a, a_values)
+    reference.subtract_at(theirs_x, a, a_values)
+    assert same_bits(ours_x, theirs_x)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal bit for bit, but a nan is a nan."""
+    return torch.equal(torch.isnan(a), torch.isnan(b)) and torch.equal(
+        torch.nan_to_num(a).view(torch.int32), torch.nan_to_num(b).view(torch.int32)
+    )
+
+
+@pytest.mark.parametrize("place", [None, 0, 2])
+def test_first_nonfinite(place: int | None) -> None:
+    parts = [vector(1, 100_000), torch.zeros(0), vector(2, 10), vector(3, 70_000)]
+    for odd in (float("nan"), float("-inf")):
+        if place is not None:
+            parts[place][-1] = odd
+        assert cpu.first_nonfinite(parts) == reference.first_nonfinite(parts) == place
+
+
+def test_checksum_around() -> None:
+    words = torch.arange(1000, dtype=torch.int32) * 12345
+    for hole in (0, 8, 999):
+        assert int(cpu.checksum_around(words, hole)) == int(reference.checksum_around(words, hole))

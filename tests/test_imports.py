@@ -35,7 +35,7 @@ LAYERS = [
     {"collectives"},
     {"exchange"},
     {"hierarchy"},
-    {"methods", "optimizers", "ddp", "gate", "reshard", "state"},
+    {"methods", "optimizers", "ddp", "gate", "merging", "reshard", "state"},
     {"wire"},
     {"attach"},
 ]  # what is in no line (the command line, recipes, benchmarks) uses the engine and is not used by it

@@ -81,7 +81,7 @@ def test_accumulation_and_exact_selection(numels: tuple[int, ...], moved: bool, 
             start += sum(own)
         assert torch.equal(indices, torch.cat(expected)), step
         assert torch.equal(values, residual[indices])
-        gpu.clear_sent(residual, indices, values)
+        gpu.subtract_at(residual, indices, values)
         assert not residual[indices].any()
         velocity[indices] = 0.0
         plain_residual.copy_(residual)

@@ -105,6 +105,11 @@ class Method:
         """Whether a parameter goes through the compressor; the others travel dense in the same frame."""
         return not any(fnmatchcase(name, pattern) for pattern in getattr(self, "exclude", ()))
 
+    @property
+    def merges_alike(self) -> bool:
+        """Whether a tensor's result is the same whichever tensors share its exchange; int8 scales are shared."""
+        return getattr(self, "values", "fp32") != "int8"
+
     def check_exclude(self, names: list[str]) -> None:
         """Raise when an excluded pattern matches no parameter."""
         for pattern in getattr(self, "exclude", ()):

@@ -12,13 +12,13 @@ from thinwire.kernels import (
     Runs,
     add_signs,
     block_expand,
-    clear_sent,
     pack_bits,
     pack_trits,
+    remaining,
     scatter_add,
+    subtract_at,
     unpack_bits,
     unpack_trits,
-    unsent,
 )
 from thinwire.layout import Layout
 
@@ -44,7 +44,7 @@ class Sparse:
         out.index_add_(0, self.indices, self.values)
 
     def subtract_from(self, x: Tensor) -> None:  # (numel,) float32
-        clear_sent(x, self.indices, self.values)
+        subtract_at(x, self.indices, self.values)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Accepted:
         boundary = x.numel() - self.tail.numel()
         self.coded.subtract_from(x[:boundary])
         if self.tail.numel():
-            x[boundary:] = unsent(x[boundary:], self.tail)
+            x[boundary:] = remaining(x[boundary:], self.tail)
 
     def dense(self, numel: int) -> Tensor:  # -> (numel,) float32
         """The accepted contribution as a full vector."""
@@ -169,8 +169,8 @@ class SparseResult:
         if coded:
             torch._foreach_zero_(list(parts[:coded]))
             starts = [segment.start for segment in layout.coded]
-            for sparse in self.contributions:
-                scatter_add(parts[:coded], starts, sparse.indices, sparse.values, 1.0 / self.size)
+            lists = [(sparse.indices, sparse.values) for sparse in self.contributions]
+            scatter_add(parts[:coded], starts, lists, 1.0 / self.size)
         if self.tail.numel():
             sizes = [part.numel() for part in parts[coded:]]
             for part, total in zip(parts[coded:], self.tail.split(sizes), strict=True):

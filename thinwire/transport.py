@@ -37,6 +37,9 @@ class Traffic:
         self.received += received
 
 
+_ROUNDS_FROM = 1 << 17  # bytes: an all-to-all with a message of this length goes round by round on Gloo
+
+
 class Net(Protocol):
     """A group of ranks. Every call is a collective that all ranks make in the same order, except send and receive."""
 
@@ -44,10 +47,17 @@ class Net(Protocol):
     size: int
     traffic: Traffic
 
+    def to_wire(self, tensor: Tensor) -> Tensor:
+        """The tensor where the transport reads it: on the host for Gloo, pinned; the others take it as it is."""
+        ...
+
     def all_gather(self, frame: Tensor) -> list[Tensor]: ...  # (B,) uint8, the same B everywhere -> P of them
 
     def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
-        """Send frames[r] to rank r; nbytes[r] is the known length of what comes from rank r."""
+        """Send frames[r] to rank r; nbytes[r] is the known length of what comes from rank r.
+
+        The longest of the frames that a rank sends and gets must be as long on every rank: it decides the way.
+        """
         ...
 
     def swap(self, peer: int, frame: Tensor) -> Tensor: ...  # (B,) uint8 <-> the peer's (B,)
@@ -118,7 +128,7 @@ class TorchNet(_Counted):
         on_device = device.type == "cuda" and "nccl" in dist.get_backend(group)
         self.device = device if on_device else torch.device("cpu")
 
-    def _to_wire(self, tensor: Tensor) -> Tensor:
+    def to_wire(self, tensor: Tensor) -> Tensor:
         if tensor.device == self.device:
             return tensor.contiguous()
         if self.device.type == "cpu":
@@ -129,7 +139,7 @@ class TorchNet(_Counted):
 
     def all_gather(self, frame: Tensor) -> list[Tensor]:
         self._count_all_gather(frame.numel())
-        frame = self._to_wire(frame)
+        frame = self.to_wire(frame)
         if self.size == 1:
             return [frame]
         out = torch.empty(self.size * frame.numel(), dtype=torch.uint8, device=self.device)
@@ -139,12 +149,31 @@ class TorchNet(_Counted):
     def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
         sizes = [frame.numel() for frame in frames]
         self._count_all_to_all(sizes, nbytes)
-        outgoing = self._to_wire(torch.cat(list(frames)))
+        if self.device.type == "cpu" and self.size > 2 and max(*sizes, *nbytes) >= _ROUNDS_FROM:
+            return self._all_to_all_in_rounds(frames, nbytes)
+        outgoing = self.to_wire(torch.cat(list(frames)))
         if self.size == 1:
             return [outgoing]
         incoming = torch.empty(sum(nbytes), dtype=torch.uint8, device=self.device)
         self._timed(lambda: dist.all_to_all_single(incoming, outgoing, list(nbytes), sizes, group=self.group))
         return list(incoming.split(list(nbytes)))
+
+    def _all_to_all_in_rounds(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+        """Gloo posts all messages at once: they meet in front of one receiver, and its link loses packets. In round d
+        every rank sends to the one d behind it, so that each link carries one message a way."""
+        incoming = [torch.empty(size, dtype=torch.uint8) for size in nbytes]
+        incoming[self.rank] = self.to_wire(frames[self.rank])
+        for distance in range(1, self.size):
+            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            outgoing = self.to_wire(frames[to])
+            operations: list[tuple[Callable[..., Any], Tensor, int]] = []
+            if outgoing.numel():
+                operations.append((dist.isend, outgoing, to))
+            if nbytes[source]:
+                operations.append((dist.irecv, incoming[source], source))
+            if operations:
+                self._point_to_point(*operations)
+        return incoming
 
     def _point_to_point(self, *operations: tuple[Callable[..., Any], Tensor, int]) -> None:
         batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in operations]
@@ -152,14 +181,14 @@ class TorchNet(_Counted):
 
     def swap(self, peer: int, frame: Tensor) -> Tensor:
         self.traffic.count(frame.numel(), frame.numel(), frame.numel())
-        frame = self._to_wire(frame)
+        frame = self.to_wire(frame)
         other = torch.empty_like(frame)
         self._point_to_point((dist.isend, frame, peer), (dist.irecv, other, peer))
         return other
 
     def send(self, peer: int, frame: Tensor) -> None:
         self.traffic.count(frame.numel(), frame.numel(), 0)
-        self._point_to_point((dist.isend, self._to_wire(frame), peer))
+        self._point_to_point((dist.isend, self.to_wire(frame), peer))
 
     def receive(self, peer: int, nbytes: int) -> Tensor:
         self.traffic.count(0, 0, nbytes)
@@ -171,7 +200,7 @@ class TorchNet(_Counted):
         self._count_broadcast(tensor.numel() * tensor.element_size(), root)
         if self.size == 1:
             return
-        wire = self._to_wire(tensor)
+        wire = self.to_wire(tensor)
         self._timed(lambda: dist.broadcast(wire, group=self.group, group_src=root))
         if wire is not tensor:
             tensor.copy_(wire)
@@ -181,7 +210,7 @@ class TorchNet(_Counted):
         if self.size == 1:
             return
         op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-        wire = self._to_wire(tensor)
+        wire = self.to_wire(tensor)
         self._timed(lambda: dist.all_reduce(wire, op=op, group=self.group))
         if wire is not tensor:
             tensor.copy_(wire)
@@ -241,6 +270,9 @@ class ThreadNet(_Counted):
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         super().__init__()
         self.world, self.rank, self.size = world, rank, world.size
+
+    def to_wire(self, tensor: Tensor) -> Tensor:
+        return tensor
 
     def all_gather(self, frame: Tensor) -> list[Tensor]:
         self._count_all_gather(frame.numel())

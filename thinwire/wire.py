@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import Bucket, Router, Worker, router_of
 from thinwire.errors import DetachedError
+from thinwire.exchange import Exchange
 from thinwire.gate import Gate
 from thinwire.groups import check_agreement, give_back, own_net
 from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, Turn, shaped_like
 from thinwire.local import average_parameters
+from thinwire.merging import Merger
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator, Clock
@@ -56,6 +59,7 @@ class Wire:
         self._machine_nets: list[tuple[TorchNet, tuple[int, ...]]] = []
         self._local_net, self._wire_net = self._make_nets(groups)
         self._aggregator = self._build(method)
+        self._merger = self._make_merger()
         self._worker = Worker(net.compute_device)
         self._router: Router = router_of(model)
         self._router.target = self._on_bucket
@@ -165,6 +169,7 @@ class Wire:
         self._spent.compressing += old.clock.compressing
         self.method, self._layouts = chosen, {}
         self._aggregator = self._build(chosen)
+        self._merger = self._make_merger()
         self._install()
         if takes:
             self._set_memory("velocity", velocity)
@@ -227,6 +232,14 @@ class Wire:
             return aggregator
         return Hierarchy(aggregator, self._local_net, weight=len(self._groups) / self._net.size)
 
+    def _make_merger(self) -> Merger | None:
+        """What decides which buckets travel together; None where that is fixed, or would change the result."""
+        aggregator, net = self._aggregator, self._net
+        alike = isinstance(aggregator, Exchange) and not aggregator.whole_model and self.method.merges_alike
+        on_host = net.compute_device.type == "cpu"  # elsewhere a call's end says nothing about its duration
+        fixed = self._gate is not None or self._may_have_unused or net.size == 1
+        return Merger() if alike and on_host and not fixed else None
+
     def _install(self) -> None:
         sgd = self._view.is_sgd
         self._view.take_over(momentum=self.method.takes_momentum(sgd), weight_decay=self.method.takes_weight_decay(sgd))
@@ -253,15 +266,18 @@ class Wire:
 
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""
-        if not self._aggregator.whole_model and self._gate is None:
-            self._submit([bucket], self._step)
-        else:
-            if self._waiting and any(p is bucket.parameters[0] for b in self._waiting for p in b.parameters):
-                self._waiting = []  # an earlier backward pass was broken off
-            self._waiting.append(bucket)
-            if bucket.is_last:
-                buckets, self._waiting = self._waiting, []
-                self._submit(buckets, self._step)
+        if self._waiting and any(p is bucket.parameters[0] for b in self._waiting for p in b.parameters):
+            self._waiting = []  # an earlier backward pass was broken off
+        self._waiting.append(bucket)
+        begins = bucket.is_last
+        if self._merger is not None:
+            ordinal = self._ordinals[id(bucket.parameters[0])]
+            begins = self._merger.arrived(ordinal, bucket.buffer.numel(), bucket.is_last)
+        elif not self._aggregator.whole_model and self._gate is None:
+            begins = True
+        if begins:
+            buckets, self._waiting = self._waiting, []
+            self._submit(buckets, self._step)
         if bucket.is_last:
             self._step += 1
 
@@ -272,6 +288,7 @@ class Wire:
         used = [id(p) in self._used for p in parameters] if self._tracks_use else None
         self._used.difference_update(map(id, parameters))
         scale = self._gate.scale() if self._gate is not None else 1.0
+        merger = self._merger
 
         def work(buckets: list[Bucket]) -> None:
             gradients = {
@@ -284,7 +301,10 @@ class Wire:
             if self._gate is not None and not self._gate.passes(list(gradients.values()), self._net):
                 self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
                 return
+            start = time.perf_counter()
             self._exchange(gradients, hypers, step, scale)
+            if merger is not None:
+                merger.exchanged(time.perf_counter() - start, buckets[-1].is_last, self._wire_net)
 
         self._worker.submit(buckets, work)
 

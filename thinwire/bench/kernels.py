@@ -164,8 +164,7 @@ class Bench:
         out.zero_()
 
         def step(i: int) -> None:
-            parts = [codec.decode(turn, frame, self.numel, k, 0, self.device, "bench")[0] for frame in frames]
-            for part in parts:
-                kernels.scatter_add([out], [0], part.indices, part.values, 1.0 / FRAMES)
+            parts = codec.decode_all(turn, [(frame, "bench") for frame in frames], self.numel, k, 0, self.device)
+            kernels.scatter_add([out], [0], [(part.indices, part.values) for part, _ in parts], 1.0 / FRAMES)
 
         return step

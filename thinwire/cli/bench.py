@@ -23,7 +23,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the ro
 @app.command("kernels")
 def kernels(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    sizes: Annotated[str, typer.Option(help=f"Comma separated: {', '.join(SIZES)}, or numbers.")] = "resnet20,resnet50",
+    sizes: Annotated[str, typer.Option(help=f"Comma separated: {', '.join(SIZES)}, or numbers.")] = ",".join(SIZES),
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     repeats: Annotated[int, typer.Option(min=3, help="Timed calls of each work.")] = 15,
     json_file: JsonFile = None,

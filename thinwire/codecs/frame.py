@@ -6,7 +6,9 @@ nothing is read past the end, and whatever is wrong raises one FrameError that s
 
 from __future__ import annotations
 
+import ctypes
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import FrameError
-from thinwire.kernels import checksum
+from thinwire.kernels import checksum_around, frame_heads
 from thinwire.layout import Turn
 
 MAGIC = b"TW"
@@ -107,9 +109,27 @@ def build(
 
 def _frame_checksum(frame: Tensor) -> Tensor:  # -> () int64
     """Of everything but the checksum field; the zero filling counts too, so that a cut frame is found wherever."""
-    head = checksum(frame[:_CHECKSUM_AT].view(torch.int32))
-    rest = checksum(frame[HEADER_NBYTES:].view(torch.int32), start=_CHECKSUM_AT // 4)
-    return (head + rest) & 0xFFFFFFFF
+    return checksum_around(frame.view(torch.int32), _CHECKSUM_AT // 4)
+
+
+def _first_bytes(frame: Tensor) -> bytes:  # (B,) uint8, contiguous -> the header's bytes
+    if frame.device.type == "cpu":
+        return ctypes.string_at(frame.data_ptr(), HEADER_NBYTES)
+    return bytes(frame[:HEADER_NBYTES].tolist())
+
+
+@dataclass(frozen=True)
+class Head:
+    """The header of a frame, and the checksum that it should have."""
+
+    fields: bytes
+    checksum: int
+
+
+def read_heads(frames: Sequence[Tensor]) -> list[Head]:  # P of (B,) uint8, on a GPU
+    """Read all headers and compute all checksums with one wait for the device."""
+    rows = frame_heads(frames).cpu()  # (P, 10) int32
+    return [Head(bytes(as_bytes(row[:9]).tolist()), int(row[9]) & 0xFFFFFFFF) for row in rows]
 
 
 class Body:
@@ -147,8 +167,12 @@ def open_frame(
     tail: int,
     device: torch.device,
     origin: str,
+    head: Head | None = None,
 ) -> tuple[Header, Body]:  # frame: (B,) uint8
-    """Check the header against what this exchange expects, check the checksum, and return header and body."""
+    """Check the header against what this exchange expects, check the checksum, and return header and body.
+
+    ``head`` is what ``read_heads`` read of a frame on a GPU.
+    """
 
     def check(ok: bool, what: str) -> None:
         if not ok:
@@ -159,7 +183,7 @@ def open_frame(
     check(frame.numel() % 4 == 0, f"its length {frame.numel()} is not a multiple of 4")
     if frame.storage_offset() % 4 or frame.data_ptr() % 4 or not frame.is_contiguous():
         frame = frame.clone()
-    fields = HEADER.unpack(bytes(frame[:HEADER_NBYTES].tolist()))
+    fields = HEADER.unpack(head.fields if head is not None else _first_bytes(frame))
     magic, version, kind_code, numel_, count, index_code, value_code, parameter, flags = fields[:9]
     tail_, layout, step, body_nbytes, sum_ = fields[9:]
     check(magic == MAGIC, f"it starts with {magic!r}, not with {MAGIC!r}")
@@ -181,7 +205,8 @@ def open_frame(
         body_nbytes <= frame.numel() - HEADER_NBYTES,
         f"its body of {body_nbytes} bytes does not fit into {frame.numel() - HEADER_NBYTES}",
     )
-    check(int(_frame_checksum(frame)) == sum_, "its checksum does not match")
+    computed = head.checksum if head is not None else int(_frame_checksum(frame))
+    check(computed == sum_, "its checksum does not match")
     if flags and turn.alarm.heard_from is None:
         turn.alarm.heard_from = origin
     header = Header(kind, numel_, count, tail_, layout, step, index_code, value_code, parameter)

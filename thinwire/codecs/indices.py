@@ -16,7 +16,8 @@ from torch import Tensor
 
 from thinwire.codecs.frame import Body, as_bytes, padded
 from thinwire.errors import FrameError
-from thinwire.kernels import rice_decode, rice_encode, rice_unary_bits
+from thinwire.kernels import RiceStream, rice_encode, rice_indices, rice_unary_bits
+from thinwire.kernels.reference import RICE_COUNT, RICE_GAP, RICE_OUTSIDE, RICE_REST
 
 INDEX_CODES = {"int32": 0, "delta16": 1, "rice": 2}
 _ESCAPE = 0xFFFF
@@ -101,6 +102,27 @@ def encode_indices(coding: str, indices: Tensor, numel: int) -> tuple[int, list[
     return parameter, list(rice_encode(_gaps(indices), parameter))
 
 
+def take_rice(count: int, parameter: int, body: Body) -> RiceStream:
+    """The Rice coded indices of a frame: its last sections."""
+    if parameter > 30:
+        raise FrameError(f"bad frame from {body.origin}: its Rice parameter {parameter} is larger than 30")
+    low = body.take(-(-count * parameter // 8), "low index bits")
+    return RiceStream(low, body.take(body.remaining, "index quotients"), count, parameter)
+
+
+def check_rice(stream: RiceStream, indices: Tensor, fault: int, numel: int, origin: str) -> None:
+    """Raise what ``rice_indices`` found wrong with a stream."""
+    if fault == 0:
+        return
+    sentences = {
+        RICE_COUNT: f"its index quotients do not hold exactly {stream.count} entries",
+        RICE_GAP: f"an index gap is larger than the {numel} elements",
+        RICE_REST: "bytes behind its index quotients belong to nothing",
+        RICE_OUTSIDE: f"index {int(indices[-1]) if indices.numel() else 0} is outside {numel} elements",
+    }
+    raise FrameError(f"bad frame from {origin}: {sentences[fault]}")
+
+
 def decode_indices(coding: str, count: int, numel: int, parameter: int, body: Body) -> Tensor:  # -> (count,) int64
     """Read ``count`` rising indices below ``numel``; they are the last sections of a frame."""
 
@@ -125,18 +147,9 @@ def decode_indices(coding: str, count: int, numel: int, parameter: int, body: Bo
         steps = torch.where(is_end, words + 1, words)[: last + 1]
         indices = (torch.cumsum(steps, dim=0) - 1)[ends[:count]]
     else:
-        check(parameter <= 30, f"its Rice parameter {parameter} is larger than 30")
-        low = body.take(-(-count * parameter // 8), "low index bits")
-        unary = body.take(body.remaining, "index quotients")
-        gaps = rice_decode(low, unary, count, parameter)
-        check(gaps is not None, f"its index quotients do not hold exactly {count} entries")
-        assert gaps is not None
-        # A huge quotient shifted left may wrap around int64: both ends of the range are checked.
-        ok = count == 0 or (int(gaps.min()) >= 0 and int(gaps.max()) < numel)
-        check(ok, f"an index gap is larger than the {numel} elements")
-        used = padded(-(-rice_unary_bits(gaps, parameter) // 8))
-        check(used == unary.numel(), "bytes behind its index quotients belong to nothing")
-        indices = torch.cumsum(gaps + 1, dim=0) - 1
+        stream = take_rice(count, parameter, body)
+        indices, fault = rice_indices([stream], numel)[0]
+        check_rice(stream, indices, fault, numel, body.origin)
     check(
         count == 0 or int(indices[-1]) < numel, f"index {int(indices[-1]) if count else 0} is outside {numel} elements"
     )

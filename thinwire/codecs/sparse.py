@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.frame import Header, as_bytes, build, frame_size, open_frame, pack_header
-from thinwire.codecs.indices import INDEX_CODES, decode_indices, encode_indices, excess_entries, index_budget, rice_best
+from thinwire.codecs.frame import (
+    Head,
+    Header,
+    as_bytes,
+    build,
+    frame_size,
+    is_finished,
+    open_frame,
+    pack_header,
+    read_heads,
+)
+from thinwire.codecs.indices import (
+    INDEX_CODES,
+    check_rice,
+    decode_indices,
+    encode_indices,
+    excess_entries,
+    index_budget,
+    rice_best,
+    take_rice,
+)
 from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, value_sections_nbytes
 from thinwire.errors import FrameError
-from thinwire.kernels import encode_rice_frame, on_gpu
+from thinwire.kernels import RiceStream, encode_rice_frame, on_gpu, rice_indices
 from thinwire.layout import Turn
 from thinwire.payloads import Sparse
 
 _VALUE_NAMES = {code: name for name, code in VALUE_CODES.items()}
 _INDEX_NAMES = {code: name for name, code in INDEX_CODES.items()}
+
+
+def _could_be_frame(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.uint8 and tensor.dim() == 1 and tensor.numel() >= 40 and tensor.numel() % 4 == 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +82,11 @@ class SparseCodec:
         sections = [as_bytes(tail), *encode_values(self.values, values), *index_sections]
         return build(header, sections, self.nbytes(numel, k, tail.numel()), turn.alarm.flag)
 
+    def encode_finished(self, turn: Turn, payload: Sparse, tail: Tensor) -> Tensor:  # -> (nbytes,) uint8
+        """A frame that is complete, at the price of a wait for the device."""
+        frame = self.encode(turn, payload, tail)
+        return frame if is_finished(frame) else self.encode(turn, payload, tail, within_budget=True)
+
     def _encode_on_device(self, turn: Turn, payload: Sparse, tail: Tensor, budget: int) -> Tensor:
         numel, k, count = payload.numel, payload.capacity, payload.indices.numel()
         header = Header(
@@ -75,17 +104,45 @@ class SparseCodec:
         self, turn: Turn, frame: Tensor, numel: int, capacity: int, tail: int, device: torch.device, origin: str
     ) -> tuple[Sparse, Tensor]:
         """Return the entries and the dense tail of a frame, or raise FrameError."""
-        header, body = open_frame(frame, turn, "sparse", numel, tail, device, origin)
-        for name, code, names in (
-            ("value", header.value_code, _VALUE_NAMES),
-            ("index", header.index_code, _INDEX_NAMES),
-        ):
-            if code not in names:
-                raise FrameError(f"bad frame from {origin}: its {name} coding {code} is unknown")
-        if header.count > capacity:
-            raise FrameError(f"bad frame from {origin}: it holds {header.count} entries, {capacity} are allowed")
-        tail_values = body.take_floats(tail, "dense tail")
-        values = decode_values(_VALUE_NAMES[header.value_code], header.count, body)
-        indices = decode_indices(_INDEX_NAMES[header.index_code], header.count, numel, header.parameter, body)
-        body.finish()
-        return Sparse(indices, values, numel, capacity), tail_values
+        return self.decode_all(turn, [(frame, origin)], numel, capacity, tail, device)[0]
+
+    def decode_all(
+        self,
+        turn: Turn,
+        frames: Sequence[tuple[Tensor, str]],
+        numel: int,
+        capacity: int,
+        tail: int,
+        device: torch.device,
+    ) -> list[tuple[Sparse, Tensor]]:
+        """``decode`` several frames, each with its origin; Rice coded indices of all of them in one call."""
+        tensors: list[Tensor] = [frame for frame, _ in frames]
+        heads: Sequence[Head | None] = [None] * len(frames)
+        if on_gpu(device) and len({tensor.shape for tensor in tensors}) == 1 and _could_be_frame(tensors[0]):
+            tensors = list(torch.stack(tensors).to(device, non_blocking=True))  # one copy, one wait for their headers
+            heads = read_heads(tensors)
+        indices: dict[int, Tensor] = {}  # by the frame's place
+        streams: dict[int, RiceStream] = {}
+        floats: list[tuple[Tensor, Tensor]] = []  # values and tail
+        for place, (frame, head, (_, origin)) in enumerate(zip(tensors, heads, frames, strict=True)):
+            header, body = open_frame(frame, turn, "sparse", numel, tail, device, origin, head)
+            for name, code, names in (
+                ("value", header.value_code, _VALUE_NAMES),
+                ("index", header.index_code, _INDEX_NAMES),
+            ):
+                if code not in names:
+                    raise FrameError(f"bad frame from {origin}: its {name} coding {code} is unknown")
+            if header.count > capacity:
+                raise FrameError(f"bad frame from {origin}: it holds {header.count} entries, {capacity} are allowed")
+            tail_values = body.take_floats(tail, "dense tail")
+            floats.append((decode_values(_VALUE_NAMES[header.value_code], header.count, body), tail_values))
+            coding = _INDEX_NAMES[header.index_code]
+            if coding == "rice":
+                streams[place] = take_rice(header.count, header.parameter, body)
+            else:
+                indices[place] = decode_indices(coding, header.count, numel, header.parameter, body)
+            body.finish()
+        for place, (found, fault) in zip(streams, rice_indices(list(streams.values()), numel), strict=True):
+            check_rice(streams[place], found, fault, numel, frames[place][1])
+            indices[place] = found
+        return [(Sparse(indices[place], values, numel, capacity), rest) for place, (values, rest) in enumerate(floats)]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs import SparseCodec
+from thinwire.codecs.frame import is_finished
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.layout import Turn
 from thinwire.payloads import Accepted, Sparse, SparseResult
@@ -26,14 +27,15 @@ class AllGather(StatelessCollective):
 
     def mean(self, turn: Turn, payload: Sparse, tail: Tensor, net: Net) -> tuple[SparseResult, Accepted]:
         device = payload.values.device
-        frames = net.all_gather(self.codec.encode(turn, payload, tail))
+        frame = net.to_wire(self.codec.encode(turn, payload, tail))
+        if not is_finished(frame):
+            frame = self.codec.encode(turn, payload, tail, within_budget=True)
+        frames = net.all_gather(frame)
+        named = [(frame, f"rank {rank}") for rank, frame in enumerate(frames)]
+        decoded = self.codec.decode_all(turn, named, payload.numel, payload.capacity, tail.numel(), device)
         total = torch.zeros_like(tail)
-        everybody = []
-        for rank, frame in enumerate(frames):
-            sparse, dense = self.codec.decode(
-                turn, frame, payload.numel, payload.capacity, tail.numel(), device, f"rank {rank}"
-            )
-            everybody.append(sparse)
+        for _, dense in decoded:
             total.add_(dense)
+        everybody = [sparse for sparse, _ in decoded]
         mine = everybody[net.rank]
         return SparseResult(everybody, total, net.size), Accepted(mine, tail, sent=mine.indices)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from thinwire.codecs import SignsCodec, SparseCodec
 from thinwire.collectives.stateless import StatelessCollective
-from thinwire.kernels import select_topk
+from thinwire.kernels import contained, select_topk, union_add
 from thinwire.layout import Turn
 from thinwire.payloads import Accepted, Signs, Sparse, SparseResult
 from thinwire.transport import Net
@@ -27,11 +27,7 @@ from thinwire.transport import Net
 
 def add_sparse(a: Sparse, b: Sparse) -> Sparse:
     """a + b on the union of their indices; the same bits whichever comes first."""
-    both = torch.cat([a.indices, b.indices])
-    indices, place = torch.unique(both, sorted=True, return_inverse=True)
-    values = torch.zeros(indices.numel(), dtype=torch.float32, device=both.device)
-    values.index_add_(0, place, torch.cat([a.values, b.values]))
-    return Sparse(indices, values, a.numel, a.capacity)
+    return Sparse(*union_add(a.indices, a.values, b.indices, b.values), a.numel, a.capacity)
 
 
 def merge(a: Sparse, b: Sparse) -> Sparse:
@@ -39,14 +35,6 @@ def merge(a: Sparse, b: Sparse) -> Sparse:
     union = add_sparse(a, b)
     kept = select_topk(union.values, min(a.capacity, union.indices.numel()))
     return Sparse(union.indices[kept], union.values[kept], a.numel, a.capacity)
-
-
-def contained(wanted: Tensor, indices: Tensor) -> Tensor:  # (m,), (k,) rising -> (m,) bool
-    """Which of ``wanted`` are among ``indices``."""
-    if not indices.numel():
-        return torch.zeros_like(wanted, dtype=torch.bool)
-    place = torch.searchsorted(indices, wanted).clamp_(max=indices.numel() - 1)
-    return indices[place] == wanted
 
 
 class _Path:
@@ -78,7 +66,7 @@ class _Path:
         group, the one that ``keeps_credit``, takes it into its residual.
         """
         exact = self.set
-        frame = self.collective.codec.encode(self.turn, exact, self.tail)
+        frame = self.collective.codec.encode_finished(self.turn, exact, self.tail)
         self.set, self.tail = self.open(frame, "this rank")
         self._keep_only(self.set.indices)
         if keeps_credit:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import on_gpu, search, select_among, select_sampled, select_topk, stream_key
+from thinwire.kernels import on_gpu, search, select_sampled, select_scopes, stream_key
 from thinwire.layout import Layout, Turn
 from thinwire.memory import Scout
 from thinwire.payloads import Sparse
@@ -112,24 +112,18 @@ class TopK:
         if scout is not None and turn.layout in self._searches:
             return Sparse(scout.found.indices, scout.found.values, x.numel(), self.num_entries(turn))
         density, scopes = self.density(turn.step), self.scopes(turn.layout)
+        ks = [entries_kept(density, span.stop - span.start) for _, span in scopes]
+        if self.sampled:
+            chosen = [
+                select_sampled(x[span], k, stream_key(0, turn.step, rank, name)) + span.start
+                for (name, span), k in zip(scopes, ks, strict=True)
+            ]
+            indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device)
+            return Sparse(indices, x[indices], x.numel(), sum(ks))
         found = scout.found if scout is not None else None
-        if found is not None and len(scopes) > 1:
-            bounds = torch.tensor([s.start for _, s in scopes] + [x.numel()], device=found.device)
-            cuts = torch.searchsorted(found, bounds).tolist()
-        else:
-            cuts = [0, found.numel() if found is not None else 0]
-        chosen = []
-        for place, (name, span) in enumerate(scopes):
-            k = entries_kept(density, span.stop - span.start)
-            passed = cuts[place + 1] - cuts[place] if found is not None else 0
-            if found is not None and passed >= k:
-                picked = select_among(x, found[cuts[place] : cuts[place + 1]], k)
-            elif self.sampled:
-                picked = select_sampled(x[span], k, stream_key(0, turn.step, rank, name)) + span.start
-            else:
-                picked = select_topk(x[span], k) + span.start
-            chosen.append(picked)
-            if scout is not None and picked.numel():
-                self._carried[name].update(passed if found is not None else None, k, float(x[picked].abs().min()))
-        indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device)
-        return Sparse(indices, x[indices], x.numel(), self.num_entries(turn))
+        indices, passed, smallest = select_scopes(x, [*(span.start for _, span in scopes), x.numel()], ks, found)
+        if scout is not None:
+            for (name, _), k, number, least in zip(scopes, ks, passed, smallest.tolist(), strict=True):
+                if k:
+                    self._carried[name].update(number if found is not None else None, k, least)
+        return Sparse(indices, x[indices], x.numel(), sum(ks))

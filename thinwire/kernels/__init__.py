@@ -24,6 +24,7 @@ from torch import Tensor
 
 from thinwire.kernels import cpu, reference
 from thinwire.kernels.reference import (
+    RiceStream,
     Runs,
     Segments,
     block_expand,
@@ -31,10 +32,10 @@ from thinwire.kernels.reference import (
     coin,
     int8_dequantize,
     int8_quantize,
+    remaining,
     select_sampled,
     stream_key,
     uniform,
-    unsent,
 )
 
 log = logging.getLogger("thinwire")
@@ -110,8 +111,22 @@ def select_topk(x: Tensor, k: int) -> Tensor:
     return _home(x).select_topk(x, k)
 
 
-def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:
-    return _home(x).select_among(x, candidates, k)
+def select_scopes(
+    x: Tensor, bounds: Sequence[int], ks: Sequence[int], candidates: Tensor | None
+) -> tuple[Tensor, list[int], Tensor]:
+    return _home(x).select_scopes(x, bounds, ks, candidates)
+
+
+def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:
+    _home(x).subtract_at(x, indices, values)
+
+
+def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
+    return _home(a).union_add(a, a_values, b, b_values)
+
+
+def contained(wanted: Tensor, indices: Tensor) -> Tensor:
+    return _home(wanted).contained(wanted, indices)
 
 
 def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
@@ -141,6 +156,11 @@ def watch(parts: Sequence[Tensor], flag: Tensor) -> None:
     _home(flag).watch(parts, flag)
 
 
+def frame_heads(frames: Sequence[Tensor]) -> Tensor:
+    """Header words and checksum of frames of one length that lie on a GPU: (P, 10) int32."""
+    return _home(frames[0]).frame_heads(frames)
+
+
 def encode_rice_frame(*arguments: Any) -> Tensor:
     """A whole frame, written by the device; only on a GPU."""
     return _home(arguments[3]).encode_rice_frame(*arguments)
@@ -150,10 +170,6 @@ def zero_at(x: Tensor, indices: Tensor) -> None:
     _home(x).zero_at(x, indices)
 
 
-def clear_sent(x: Tensor, indices: Tensor, sent: Tensor) -> None:
-    _home(x).clear_sent(x, indices, sent)
-
-
 def error_step(
     parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor,
     flag: Tensor | None = None,
@@ -161,8 +177,11 @@ def error_step(
     _home(residual).error_step(parts, segments, ratios, velocity, residual, flag)
 
 
-def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
-    _home(indices).scatter_add(parts, starts, indices, values, scale)
+def scatter_add(
+    parts: Sequence[Tensor], starts: Sequence[int], lists: Sequence[tuple[Tensor, Tensor]], scale: float
+) -> None:
+    if parts:
+        _home(parts[0]).scatter_add(parts, starts, lists, scale)
 
 
 def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -189,6 +208,10 @@ def add_signs(out: Tensor, bits: Tensor, scales: Tensor, runs: Runs, factor: flo
 
 def checksum(words: Tensor, start: int = 0) -> Tensor:
     return _home(words).checksum(words, start)
+
+
+def checksum_around(words: Tensor, hole: int) -> Tensor:
+    return _home(words).checksum_around(words, hole)
 
 
 def pack_bits(bits: Tensor) -> Tensor:
@@ -227,7 +250,12 @@ def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tenso
     return _home(low).rice_decode(low, unary, count, parameter)
 
 
+def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
+    return _home(streams[0].low).rice_indices(streams, numel) if streams else []
+
+
 __all__ = [
+    "RiceStream",
     "Runs",
     "Segments",
     "accumulate",
@@ -236,12 +264,14 @@ __all__ = [
     "block_means",
     "blockwise_sign",
     "checksum",
-    "clear_sent",
+    "checksum_around",
     "coin",
+    "contained",
     "describe",
     "encode_rice_frame",
     "error_step",
     "first_nonfinite",
+    "frame_heads",
     "gather_trits",
     "home_name",
     "int8_dequantize",
@@ -251,21 +281,24 @@ __all__ = [
     "pack_bits",
     "pack_trits",
     "pack_uints",
+    "remaining",
     "rice_decode",
     "rice_encode",
+    "rice_indices",
     "rice_unary_bits",
     "scatter_add",
     "search",
-    "select_among",
     "select_sampled",
+    "select_scopes",
     "select_topk",
     "stream_key",
+    "subtract_at",
     "ternarize_packed",
     "uniform",
+    "union_add",
     "unpack_bits",
     "unpack_trits",
     "unpack_uints",
-    "unsent",
     "watch",
     "zero_at",
 ]

@@ -10,20 +10,24 @@ import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference import Runs, Segments
+from thinwire.kernels.reference import RiceStream, Runs, Segments
 
 _I64, _I32, _U32, _F32, _PTR = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_accumulate": (_I64, [_I64] + [_PTR] * 11 + [_I64, _I32]),
-    "tw_all_finite": (_I32, [_PTR, _I64, _I32]),
+    "tw_first_nonfinite": (_I64, [_I64, _PTR, _PTR, _I32]),
+    "tw_select_scopes": (None, [_PTR, _I64, _PTR, _PTR, _PTR, _I64, _PTR, _PTR, _PTR, _I32]),
+    "tw_subtract_at": (None, [_PTR, _PTR, _PTR, _I64]),
+    "tw_union_add": (_I64, [_PTR, _PTR, _I64, _PTR, _PTR, _I64, _PTR, _PTR]),
+    "tw_contained": (None, [_PTR, _I64, _PTR, _I64, _PTR]),
     "tw_error_step": (None, [_I64] + [_PTR] * 10 + [_I32]),
-    "tw_scatter_add": (None, [_I64, _PTR, _PTR, _PTR, _PTR, _PTR, _I64, _F32]),
-    "tw_select_among": (_I64, [_PTR, _PTR, _I64, _I64, _PTR, _PTR]),
+    "tw_scatter_add": (None, [_I64, _PTR, _PTR, _PTR, _I64, _PTR, _PTR, _PTR, _F32, _I32]),
     "tw_select_topk": (None, [_PTR, _I64, _I64, _PTR, _PTR, _I32]),
     "tw_moments": (None, [_I64] + [_PTR] * 4 + [_I32]),
     "tw_ternarize_packed": (None, [_I64] + [_PTR] * 6 + [_I32]),
@@ -39,6 +43,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_unpack_uints": (None, [_PTR, _I64, _I64, _I32, _PTR]),
     "tw_rice_unary_bits": (None, [_PTR, _I64, _I32, _I32, _PTR]),
     "tw_rice_encode": (None, [_PTR, _I64, _I32, _PTR, _PTR]),
+    "tw_rice_indices": (None, [_I64] + [_PTR] * 6 + [_I64, _PTR, _PTR, _I32]),
     "tw_vectors": (ctypes.c_char_p, []),
     "tw_rice_decode": (_I64, [_PTR, _I64, _PTR, _I64, _I64, _I32, _PTR]),
 }
@@ -103,12 +108,17 @@ def _run_tables(runs: Runs) -> tuple[Tensor, Tensor]:
     return table[:, 0].contiguous(), table[:, 1].contiguous()
 
 
-def _pointers(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _int64s(numbers: Sequence[int]) -> Any:
+    return (_I64 * len(numbers))(*numbers)
+
+
+def _floats(numbers: Sequence[float]) -> Any:
+    return (_F32 * len(numbers))(*numbers)
+
+
+def _pointers(parts: Sequence[Tensor]) -> tuple[Any, Any]:
     """Addresses and lengths of contiguous vectors, as the library reads them."""
-    return (
-        torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64),
-        torch.tensor([part.numel() for part in parts], dtype=torch.int64),
-    )
+    return _int64s([part.data_ptr() for part in parts]), _int64s([part.numel() for part in parts])
 
 
 # ------------------------------------------------------------------------------------------------------- selection
@@ -124,22 +134,49 @@ def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, ris
     return out
 
 
-def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:  # (n,), (c,) int64 rising -> (min(c, k),) int64
-    if k == 0:
-        return candidates[:0]
-    x, candidates = _ready(x, torch.float32), _ready(candidates, torch.int64)
-    out, smallest = torch.empty(min(k, candidates.numel()), dtype=torch.int64), ctypes.c_float()
-    _lib().tw_select_among(
-        x.data_ptr(), candidates.data_ptr(), candidates.numel(), k, out.data_ptr(), ctypes.byref(smallest)
-    )
-    return out
-
-
 def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
-    for place, part in enumerate(parts):
-        if not _lib().tw_all_finite(_ready(part, torch.float32).data_ptr(), part.numel(), _threads()):
-            return place
-    return None
+    parts = [_ready(part, torch.float32) for part in parts]
+    place: int = _lib().tw_first_nonfinite(len(parts), *_pointers(parts), _threads())
+    return None if place < 0 else place
+
+
+def select_scopes(
+    x: Tensor, bounds: Sequence[int], ks: Sequence[int], candidates: Tensor | None
+) -> tuple[Tensor, list[int], Tensor]:
+    x, scopes = _ready(x, torch.float32), len(ks)
+    chosen = sum(min(k, bounds[place + 1] - bounds[place]) for place, k in enumerate(ks))
+    out, passed, smallest = torch.empty(chosen, dtype=torch.int64), (_I64 * scopes)(), torch.empty(scopes)
+    # An empty tensor has no address, but an empty list of candidates is one.
+    listed = None if candidates is None else candidates.data_ptr() or out.data_ptr()
+    _lib().tw_select_scopes(
+        x.data_ptr(), scopes, _int64s(bounds), _int64s(ks), listed, candidates.numel() if candidates is not None else 0,
+        out.data_ptr(), passed, smallest.data_ptr(), _threads(),
+    )  # fmt: skip
+    return out, list(passed), smallest
+
+
+def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:
+    assert x.dtype == torch.float32 and x.is_contiguous()
+    indices, values = _ready(indices, torch.int64), _ready(values, torch.float32)
+    _lib().tw_subtract_at(x.data_ptr(), indices.data_ptr(), values.data_ptr(), indices.numel())
+
+
+def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = _ready(a, torch.int64), _ready(b, torch.int64)
+    a_values, b_values = _ready(a_values, torch.float32), _ready(b_values, torch.float32)
+    indices, values = torch.empty(a.numel() + b.numel(), dtype=torch.int64), torch.empty(a.numel() + b.numel())
+    count = _lib().tw_union_add(
+        a.data_ptr(), a_values.data_ptr(), a.numel(), b.data_ptr(), b_values.data_ptr(), b.numel(), indices.data_ptr(),
+        values.data_ptr(),
+    )  # fmt: skip
+    return indices[:count], values[:count]
+
+
+def contained(wanted: Tensor, indices: Tensor) -> Tensor:
+    wanted, indices = _ready(wanted, torch.int64), _ready(indices, torch.int64)
+    out = torch.empty(wanted.numel(), dtype=torch.bool)
+    _lib().tw_contained(wanted.data_ptr(), wanted.numel(), indices.data_ptr(), indices.numel(), out.data_ptr())
+    return out
 
 
 def accumulate(
@@ -154,10 +191,10 @@ def accumulate(
     assert flag is None, "host gradients are looked at before"
     tables = _segment_tables(parts, segments)
     collecting = thresholds is not None
-    limits = torch.tensor(thresholds if collecting else [float("inf")] * len(parts), dtype=torch.float32)
+    limits = _floats(thresholds if thresholds is not None else [float("inf")] * len(parts))
     found = torch.empty(capacity if collecting else 0, dtype=torch.int64)
     count = _lib().tw_accumulate(
-        len(parts), *(table.data_ptr() for table in tables), limits.data_ptr(),
+        len(parts), *tables, limits,
         velocity.data_ptr() if velocity is not None else None, residual.data_ptr(), found.data_ptr(), found.numel(),
         _threads(),
     )  # fmt: skip
@@ -171,37 +208,39 @@ def error_step(
     assert flag is None, "host gradients are looked at before"
     tables = _segment_tables(parts, segments)
     if velocity is None:
-        tables = (*tables[:4], torch.zeros(len(parts)), *tables[5:])
-    scale = torch.tensor(ratios, dtype=torch.float32)
+        tables = (*tables[:4], _floats([0.0] * len(parts)), *tables[5:])
     _lib().tw_error_step(
-        len(parts), *(table.data_ptr() for table in tables), scale.data_ptr(),
+        len(parts), *tables, _floats(ratios),
         velocity.data_ptr() if velocity is not None else None, residual.data_ptr(), _threads(),
     )  # fmt: skip
 
 
-def _segment_tables(parts: Sequence[Tensor], segments: Segments) -> tuple[Tensor, ...]:
+def _segment_tables(parts: Sequence[Tensor], segments: Segments) -> tuple[Any, ...]:
     """The rows as the library reads them; parts and weights are contiguous float32 host tensors."""
     assert all(part.dtype == torch.float32 and part.is_contiguous() for part in parts)
     assert all(w is None or (w.dtype == torch.float32 and w.is_contiguous()) for w in segments.weights)
+    grads, numels = _pointers(parts)
     return (
-        torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64),
-        torch.tensor([w.data_ptr() if w is not None else 0 for w in segments.weights], dtype=torch.int64),
-        torch.tensor([part.numel() for part in parts], dtype=torch.int64),
-        torch.tensor(segments.starts, dtype=torch.int64),
-        torch.tensor(segments.momentum, dtype=torch.float32),
-        torch.tensor(segments.decay, dtype=torch.float32),
-        torch.tensor(segments.nesterov, dtype=torch.int32),
+        grads,
+        _int64s([w.data_ptr() if w is not None else 0 for w in segments.weights]),
+        numels,
+        _int64s(segments.starts),
+        _floats(segments.momentum),
+        _floats(segments.decay),
+        (_I32 * len(parts))(*segments.nesterov),
     )
 
 
-def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
+def scatter_add(
+    parts: Sequence[Tensor], starts: Sequence[int], lists: Sequence[tuple[Tensor, Tensor]], scale: float
+) -> None:
+    lists = [(_ready(indices, torch.int64), _ready(values, torch.float32)) for indices, values in lists]
     pointers, numels = _pointers(parts)
-    offsets = torch.tensor(starts, dtype=torch.int64)
-    indices, values = _ready(indices, torch.int64), _ready(values, torch.float32)
+    places, counts = _pointers([indices for indices, _ in lists])
+    values, _ = _pointers([values for _, values in lists])
     _lib().tw_scatter_add(
-        len(parts), pointers.data_ptr(), numels.data_ptr(), offsets.data_ptr(), indices.data_ptr(), values.data_ptr(),
-        indices.numel(), scale,
-    )  # fmt: skip
+        len(parts), pointers, numels, _int64s(starts), len(lists), places, values, counts, scale, _threads()
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- quantisation
@@ -210,10 +249,7 @@ def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor,
 def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:  # -> (T,) float32 both
     parts = [_ready(part, torch.float32) for part in parts]
     deviations, largest = torch.empty(len(parts)), torch.empty(len(parts))
-    pointers, numels = _pointers(parts)
-    _lib().tw_moments(
-        len(parts), pointers.data_ptr(), numels.data_ptr(), deviations.data_ptr(), largest.data_ptr(), _threads()
-    )
+    _lib().tw_moments(len(parts), *_pointers(parts), deviations.data_ptr(), largest.data_ptr(), _threads())
     return deviations, largest
 
 
@@ -221,26 +257,22 @@ def ternarize_packed(
     parts: Sequence[Tensor], scales: Tensor, keys: Sequence[int], limits: Tensor | None = None
 ) -> Tensor:  # T vectors, (T,) float32 -> (ceil(n/5),) uint8
     parts = [_ready(part, torch.float32) for part in parts]
-    pointers, numels = _pointers(parts)
     scales = _ready(scales, torch.float32)
     caps = torch.full((len(parts),), float("inf")) if limits is None else _ready(limits, torch.float32)
-    streams = torch.tensor(keys, dtype=torch.int64).to(torch.int32)
     out = torch.empty(-(-sum(part.numel() for part in parts) // 5), dtype=torch.uint8)
     _lib().tw_ternarize_packed(
-        len(parts), pointers.data_ptr(), numels.data_ptr(), scales.data_ptr(), caps.data_ptr(), streams.data_ptr(),
-        out.data_ptr(), _threads(),
+        len(parts), *_pointers(parts), scales.data_ptr(), caps.data_ptr(), (_U32 * len(keys))(*keys), out.data_ptr(),
+        _threads(),
     )  # fmt: skip
     return out
 
 
 def gather_trits(packed: Tensor, spans: Sequence[slice]) -> Tensor:  # uint8 -> uint8
     packed = packed.contiguous()
-    starts = torch.tensor([span.start for span in spans], dtype=torch.int64)
-    numels = torch.tensor([span.stop - span.start for span in spans], dtype=torch.int64)
-    out = torch.empty(-(-int(numels.sum()) // 5), dtype=torch.uint8)
-    _lib().tw_gather_trits(
-        packed.data_ptr(), len(spans), starts.data_ptr(), numels.data_ptr(), out.data_ptr(), _threads()
-    )
+    numels = [span.stop - span.start for span in spans]
+    out = torch.empty(-(-sum(numels) // 5), dtype=torch.uint8)
+    starts = _int64s([span.start for span in spans])
+    _lib().tw_gather_trits(packed.data_ptr(), len(spans), starts, _int64s(numels), out.data_ptr(), _threads())
     return out
 
 
@@ -269,6 +301,13 @@ def add_signs(out: Tensor, bits: Tensor, scales: Tensor, runs: Runs, factor: flo
 def checksum(words: Tensor, start: int = 0) -> Tensor:  # (n,) int32 -> () int64
     words = words.contiguous()
     return torch.tensor(_lib().tw_checksum(words.data_ptr(), words.numel(), start), dtype=torch.int64)
+
+
+def checksum_around(words: Tensor, hole: int) -> Tensor:  # (n,) int32 -> () int64
+    words = words.contiguous()
+    start, behind = words.data_ptr(), hole + 1
+    sums = _lib().tw_checksum(start, hole, 0), _lib().tw_checksum(start + 4 * behind, words.numel() - behind, hole)
+    return torch.tensor(sum(sums) & 0xFFFFFFFF, dtype=torch.int64)
 
 
 # --------------------------------------------------------------------------------------------------------- packing
@@ -331,3 +370,15 @@ def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tenso
         low.data_ptr(), low.numel(), unary.data_ptr(), unary.numel(), count, parameter, out.data_ptr()
     )
     return out if found == count else None
+
+
+def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
+    lows, low_nbytes = _pointers([stream.low.contiguous() for stream in streams])
+    unaries, unary_nbytes = _pointers([stream.unary.contiguous() for stream in streams])
+    indices = [torch.empty(stream.count, dtype=torch.int64) for stream in streams]
+    outs, counts = _pointers(indices)
+    parameters, faults = (_I32 * len(streams))(*(stream.parameter for stream in streams)), (_I32 * len(streams))()
+    _lib().tw_rice_indices(
+        len(streams), lows, low_nbytes, unaries, unary_nbytes, counts, parameters, numel, outs, faults, _threads()
+    )
+    return list(zip(indices, faults, strict=True))

@@ -94,6 +94,11 @@ def checksum(words: Tensor, start: int = 0) -> Tensor:  # (n,) int32 -> () int64
     return _mix(_mix(position) ^ words).sum(dtype=torch.int64) & _MASK32
 
 
+def checksum_around(words: Tensor, hole: int) -> Tensor:  # (n,) int32 -> () int64 in [0, 2**32)
+    """The checksum of all words but the one at ``hole``: those behind it count as if they followed those before it."""
+    return (checksum(words[:hole]) + checksum(words[hole + 1 :], hole)) & _MASK32
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Selection
 # ---------------------------------------------------------------------------------------------------------------
@@ -153,6 +158,33 @@ def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
 def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:  # (n,), (c,) int64 rising -> (min(c, k),) int64
     """Return the k largest magnitudes among the candidates, by the rules of select_topk."""
     return candidates[select_topk(x[candidates], k)]
+
+
+def select_scopes(
+    x: Tensor, bounds: Sequence[int], ks: Sequence[int], candidates: Tensor | None
+) -> tuple[Tensor, list[int], Tensor]:  # -> (sum of k,) int64, candidates, (S,) float32
+    """Return the ks[s] largest magnitudes of every scope x[bounds[s]:bounds[s + 1]], by the rules of select_topk.
+
+    ``candidates`` are the rising indices of all elements that reach their scope's threshold, or None: where a scope has
+    at least k of them only those are looked at. Besides the chosen indices, one scope behind the other, come the number
+    of candidates and the smallest chosen magnitude of each scope (0 where none is chosen).
+    """
+    chosen: list[Tensor] = []
+    cuts = [0] * len(bounds)
+    if candidates is not None:
+        cuts = torch.searchsorted(candidates, torch.tensor(bounds, device=x.device)).tolist()
+    for place, k in enumerate(ks):
+        start, stop = bounds[place], bounds[place + 1]
+        if candidates is not None and cuts[place + 1] - cuts[place] >= k:
+            chosen.append(select_among(x, candidates[cuts[place] : cuts[place + 1]], k))
+        else:
+            chosen.append(select_topk(x[start:stop], k) + start)
+    smallest = [x[picked].abs().min() if picked.numel() else x.new_zeros(()) for picked in chosen]
+    return (
+        torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device),
+        [cuts[place + 1] - cuts[place] for place in range(len(ks))],
+        torch.stack(smallest) if smallest else x.new_zeros(0),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -247,30 +279,54 @@ def error_step(
         error.mul_(ratios[place]).add_(grad)
 
 
-def scatter_add(parts: Sequence[Tensor], starts: Sequence[int], indices: Tensor, values: Tensor, scale: float) -> None:
-    """parts[flat index] += values * scale; rising (k,) int64 indices of the flat space where part i is at starts[i]."""
-    bounds = torch.tensor([*starts, starts[-1] + parts[-1].numel()], device=indices.device)
-    cuts = torch.searchsorted(indices, bounds).tolist()
-    for place, (part, start) in enumerate(zip(parts, starts, strict=True)):
-        inside = slice(cuts[place], cuts[place + 1])
-        if inside.stop > inside.start:
-            part.index_add_(0, indices[inside] - start, values[inside] * scale)
+def scatter_add(
+    parts: Sequence[Tensor], starts: Sequence[int], lists: Sequence[tuple[Tensor, Tensor]], scale: float
+) -> None:
+    """parts[flat index] += value * scale for every list of (k,) int64 indices, rising, and their (k,) float32 values.
+
+    Part i is at starts[i] of the flat space. The lists are added in their order, so every element's sum has one order.
+    """
+    if not parts or not lists:
+        return
+    bounds = torch.tensor([*starts, starts[-1] + parts[-1].numel()], device=lists[0][0].device)
+    for indices, values in lists:
+        cuts = torch.searchsorted(indices, bounds).tolist()
+        for place, (part, start) in enumerate(zip(parts, starts, strict=True)):
+            inside = slice(cuts[place], cuts[place + 1])
+            if inside.stop > inside.start:
+                part.index_add_(0, indices[inside] - start, values[inside] * scale)
 
 
-def unsent(x: Tensor, sent: Tensor) -> Tensor:  # (k,) float32 both -> (k,) float32
+def remaining(x: Tensor, sent: Tensor) -> Tensor:  # (k,) float32 both -> (k,) float32
     """x - sent. An inf or nan that was sent has been seen and is gone; a finite x of which a nan was sent is kept."""
     rest = x - sent
     return torch.where(torch.isfinite(rest), rest, torch.where(torch.isfinite(x), x, 0.0))
 
 
+def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:  # (n,) float32, (k,) int64, (k,) float32
+    """x[indices] = remaining(x[indices], values), in place; no index twice."""
+    x[indices] = remaining(x[indices], values)
+
+
+def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the union of two rising lists of indices, and the sums of their values; the same bits in either order."""
+    indices, place = torch.unique(torch.cat([a, b]), sorted=True, return_inverse=True)
+    values = torch.zeros(indices.numel(), dtype=torch.float32, device=indices.device)
+    values.index_add_(0, place, torch.cat([a_values, b_values]))
+    return indices, values
+
+
+def contained(wanted: Tensor, indices: Tensor) -> Tensor:  # (m,), (k,) int64 rising -> (m,) bool
+    """Which of ``wanted`` are among ``indices``."""
+    if not indices.numel():
+        return torch.zeros_like(wanted, dtype=torch.bool)
+    place = torch.searchsorted(indices, wanted).clamp_(max=indices.numel() - 1)
+    return indices[place] == wanted
+
+
 def zero_at(x: Tensor, indices: Tensor) -> None:  # (n,), (k,) int64
     """x[indices] = 0, in place."""
     x.index_fill_(0, indices, 0.0)
-
-
-def clear_sent(x: Tensor, indices: Tensor, sent: Tensor) -> None:  # (n,), (k,) int64, (k,) float32
-    """x[indices] = unsent(x[indices], sent), in place."""
-    x[indices] = unsent(x[indices], sent)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -457,3 +513,39 @@ def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tenso
         return None
     before = torch.nn.functional.pad(ones[:-1], (1, 0), value=-1) if count else ones
     return ((ones - before - 1) << parameter) | unpack_uints(low, count, parameter)
+
+
+@dataclass(frozen=True)
+class RiceStream:
+    """What rice_encode made of ``count`` gaps, as it came from the wire: untrusted."""
+
+    low: Tensor  # uint8
+    unary: Tensor  # uint8
+    count: int
+    parameter: int
+
+
+RICE_COUNT, RICE_GAP, RICE_REST, RICE_OUTSIDE = 1, 2, 3, 4
+
+
+def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
+    """Decode and check rising indices below ``numel``: of every stream (count,) int64 and 0, or what is wrong first.
+
+    RICE_COUNT: the unary stream has another number of entries. RICE_GAP: a gap is ``numel`` or more. RICE_REST: the
+    quotients do not fill the stream, which is a whole number of four bytes. RICE_OUTSIDE: the last index is ``numel``
+    or more. The indices mean something only without a fault, or with the last one.
+    """
+    return [_checked_indices(stream, numel) for stream in streams]
+
+
+def _checked_indices(stream: RiceStream, numel: int) -> tuple[Tensor, int]:
+    gaps = rice_decode(stream.low, stream.unary, stream.count, stream.parameter)
+    if gaps is None:
+        return stream.unary.new_zeros(0, dtype=torch.int64), RICE_COUNT
+    # A huge quotient shifted left may wrap around int64: both ends of the range are checked.
+    if stream.count and (int(gaps.min()) < 0 or int(gaps.max()) >= numel):
+        return gaps, RICE_GAP
+    if -(-rice_unary_bits(gaps, stream.parameter) // 32) * 4 != stream.unary.numel():
+        return gaps, RICE_REST
+    indices = torch.cumsum(gaps + 1, dim=0) - 1
+    return indices, RICE_OUTSIDE if stream.count and int(indices[-1]) >= numel else 0

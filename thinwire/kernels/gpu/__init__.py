@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from thinwire.kernels.gpu.quantize import add_signs, blockwise_sign, error_step, moments, ternarize_packed, watch
 from thinwire.kernels.gpu.search import Search, accumulate
-from thinwire.kernels.gpu.sparse_frames import checksum, encode_rice_frame
-from thinwire.kernels.gpu.unpack import RiceBody, clear_sent, decode_rice_bodies, scatter_add, zero_at
+from thinwire.kernels.gpu.sparse_frames import checksum, checksum_around, encode_rice_frame
+from thinwire.kernels.gpu.unpack import frame_heads, rice_indices, scatter_add, subtract_at, zero_at
 from thinwire.kernels.reference import (
+    contained,
     first_nonfinite,
     gather_trits,
     pack_bits,
@@ -20,25 +21,26 @@ from thinwire.kernels.reference import (
     rice_decode,
     rice_encode,
     rice_unary_bits,
-    select_among,
+    select_scopes,
     select_topk,
+    union_add,
     unpack_bits,
     unpack_trits,
     unpack_uints,
 )
 
 __all__ = [
-    "RiceBody",
     "Search",
     "accumulate",
     "add_signs",
     "blockwise_sign",
     "checksum",
-    "clear_sent",
-    "decode_rice_bodies",
+    "checksum_around",
+    "contained",
     "encode_rice_frame",
     "error_step",
     "first_nonfinite",
+    "frame_heads",
     "gather_trits",
     "moments",
     "pack_bits",
@@ -46,11 +48,14 @@ __all__ = [
     "pack_uints",
     "rice_decode",
     "rice_encode",
+    "rice_indices",
     "rice_unary_bits",
     "scatter_add",
-    "select_among",
+    "select_scopes",
     "select_topk",
+    "subtract_at",
     "ternarize_packed",
+    "union_add",
     "unpack_bits",
     "unpack_trits",
     "unpack_uints",

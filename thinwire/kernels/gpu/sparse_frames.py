@@ -252,3 +252,7 @@ def checksum(words: Tensor, start: int = 0) -> Tensor:  # (n,) int32 -> () int64
     if words.numel():
         _sum_words[(triton.cdiv(words.numel(), 4096),)](words, words.numel(), start, total, 4096)
     return total.to(torch.int64) & 0xFFFFFFFF
+
+
+def checksum_around(words: Tensor, hole: int) -> Tensor:  # (n,) int32 -> () int64
+    return (checksum(words[:hole]) + checksum(words[hole + 1 :], start=hole)) & 0xFFFFFFFF

@@ -1,0 +1,104 @@
+"""Which buckets travel together: the best grouping of given times, the same on all ranks, and never another result."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire
+from thinwire import merging
+from thinwire.merging import Merger, best_groups, finish, fixed_cost
+from thinwire.transport import ThreadNet, ThreadWorld
+
+times = st.floats(0.0, 10.0)
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(gaps=st.lists(times, min_size=1, max_size=7), data=st.data(), saving=st.floats(0.0, 1.0))
+def test_no_grouping_ends_earlier(gaps: list[float], data: st.DataObject, saving: float) -> None:
+    ready = [sum(gaps[: i + 1]) for i in range(len(gaps))]
+    cost = [saving + data.draw(times) for _ in gaps]
+    plan, last = best_groups(ready, cost, saving), len(gaps) - 1
+    groupings = [(*inner, last) for n in range(last + 1) for inner in combinations(range(last), n)]
+    assert plan in groupings
+    assert finish(ready, cost, saving, plan) <= min(finish(ready, cost, saving, g) for g in groupings) + 1e-9
+
+
+def test_what_latency_and_backward_say() -> None:
+    """High latency joins everything, none keeps everything apart, and a long backward hides what comes early."""
+    assert best_groups([0, 1, 2], [5.0, 5.0, 5.0], 4.9) == (2,)
+    assert best_groups([0, 1, 2], [0.5, 0.5, 0.5], 0.0) == (0, 1, 2)
+    assert best_groups([0, 1, 100, 100.1], [5.0, 5.0, 5.0, 5.0], 4.0)[-2:] == (1, 3)
+    assert best_groups([], [], 1.0) == ()
+    assert fixed_cost([1, 2, 3], [1.1, 1.2, 1.3], 0.1) == pytest.approx(1.0)
+    assert fixed_cost([1, 2, 3], [1.1, 1.2, 1.3], 5.0) == 1.1 and fixed_cost([2, 2], [3.0, 4.0], 0.1) == 3.0
+
+
+def test_ranks_with_other_times_make_the_same_plan() -> None:
+    """Agreed on in the fourth pass of equal buckets; other buckets end the plan, on all ranks alike."""
+
+    def work(net: ThreadNet) -> list[Any]:
+        merger, seen = Merger(), []
+        for buckets in ([9, 5], *[[9, 7, 5, 0]] * 6, [9, 6, 0], [9, 6, 0]):
+            begins = []
+            for ordinal in buckets:
+                begins.append(merger.arrived(ordinal, 1000 * (ordinal + 1), ordinal == buckets[-1]))
+                if begins[-1]:
+                    merger.exchanged(0.2 + 0.1 * net.rank, ordinal == buckets[-1], net)
+            seen.append((begins, merger.plan))
+        assert net.traffic.handed == 0
+        return seen
+
+    everybody = ThreadWorld(3).run(work)
+    assert everybody[0] == everybody[1] == everybody[2]
+    passes = everybody[0]
+    assert all(begins == [True] * len(begins) and plan is None for begins, plan in passes[:4])
+    assert passes[4][1] == (3,)  # backward took no time here, so that all is joined
+    assert passes[5] == ([False, False, False, True], (3,)) and passes[6] == passes[5]
+    assert passes[7] == ([False, True, True], None)
+
+
+def trained(group: dist.ProcessGroup, spec: str, way: str) -> tuple[torch.Tensor, Any]:
+    """Eight steps of a model of several buckets; its parameters and the plan."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(5)]
+    model = DDP(nn.Sequential(*layers, nn.Linear(64, 3)), process_group=group, bucket_cap_mb=0.02)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    choose, worth = merging.best_groups, merging._WORTH
+    ways = {"alone": lambda r, c, s: tuple(range(len(r))), "all": lambda r, c, s: (len(r) - 1,), "measured": choose}
+    merging.best_groups, merging._WORTH = ways[way], float("-inf")
+    try:
+        wire = thinwire.attach(model, optimizer, spec)
+        x = torch.randn(16, 64, generator=torch.Generator().manual_seed(dist.get_rank(group)))
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        plan = wire._merger.plan if wire._merger is not None else None
+        wire.detach()
+    finally:
+        merging.best_groups, merging._WORTH = choose, worth
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), plan
+
+
+@pytest.mark.parametrize("spec", ["dgc:density=0.05,dense_below=0", "terngrad", "blocksign"])
+def test_merging_changes_no_bit(cluster: Any, spec: str) -> None:
+    results = {way: cluster.run(trained, 3, spec, way) for way in ("alone", "all", "measured")}
+    for way, ranks in results.items():
+        assert all(torch.equal(ranks[0][0], parameters) for parameters, _ in ranks)
+        assert all(plan == ranks[0][1] and plan is not None for _, plan in ranks), way
+        assert torch.equal(ranks[0][0], results["alone"][0][0]), way
+    assert len(results["alone"][0][1]) > 2 and len(results["all"][0][1]) == 1
+
+
+@pytest.mark.parametrize("spec", ["gtopk", "dense", "noop", "dgc:values=int8"])
+def test_what_is_not_merged(cluster: Any, spec: str) -> None:
+    assert all(plan is None for _, plan in cluster.run(trained, 2, spec, "measured"))

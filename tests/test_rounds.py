@@ -1,0 +1,31 @@
+"""An all-to-all of long messages goes round by round over real Gloo processes, and says the same as a short one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from thinwire.transport import _ROUNDS_FROM, TorchNet
+
+
+def exchanged(group: dist.ProcessGroup, longest: int, only_first: bool) -> list[tuple[int, int]]:
+    """Every frame says who made it and for whom; with ``only_first`` all goes to rank 0, as to a server."""
+    net = TorchNet(group, torch.device("cpu"))
+    lengths = [longest - 7 * to if not only_first or to == 0 else 0 for to in range(net.size)]
+    frames = [torch.full((length,), 16 * net.rank + to, dtype=torch.uint8) for to, length in enumerate(lengths)]
+    got = net.all_to_all(frames, [lengths[net.rank]] * net.size)
+    assert all(frame.numel() == lengths[net.rank] and bool((frame == frame[:1]).all()) for frame in got)
+    assert net.traffic.sent == sum(lengths) - lengths[net.rank]
+    return [divmod(int(frame[0]), 16) for frame in got if frame.numel()]
+
+
+@pytest.mark.parametrize("longest", [100, _ROUNDS_FROM + 100])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_everybody_gets_what_is_meant_for_him(cluster: Any, ranks: int, longest: int) -> None:
+    for rank, got in enumerate(cluster.run(exchanged, ranks, longest, False)):
+        assert got == [(sender, rank) for sender in range(ranks)]
+    first, *others = cluster.run(exchanged, ranks, longest, True)
+    assert first == [(sender, 0) for sender in range(ranks)] and not any(others)

@@ -53,7 +53,7 @@ def _sum_blocks(table, ones, lows, num_blocks, BLOCK: tl.constexpr):
 def _place_ones(table, ones, places, num_blocks, longest, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     """places[j] = the bit at which the quotient of entry j ends."""
     rank, block = tl.program_id(0), tl.program_id(1)
-    count, parameter, low, unary, unary_words = _stream(table, rank)
+    count, _parameter, _low_bits, unary, unary_words = _stream(table, rank)
     b = tl.arange(0, BLOCKS)
     before = tl.sum(tl.load(ones + rank * num_blocks + b, mask=b < tl.minimum(block, num_blocks), other=0), axis=0)
     i = block * BLOCK + tl.arange(0, BLOCK)
@@ -73,7 +73,7 @@ def _rebuild(
 ):
     """index_j = (zeros before the j-th one) << parameter, and all low bits up to j, and j itself."""
     rank, block = tl.program_id(0), tl.program_id(1)
-    count, parameter, low, unary, unary_words = _stream(table, rank)
+    count, parameter, low, _unary, unary_words = _stream(table, rank)
     b = tl.arange(0, BLOCKS)
     known = b < num_blocks
     total_ones = tl.sum(tl.load(ones + rank * num_blocks + b, mask=known, other=0), axis=0)

@@ -33,6 +33,8 @@ class Digits(Recipe):
     num_lr_warmup_epochs = 2
     # A majority vote is +1 or -1 for every weight: the learning rate is the length of the step itself.
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.02}
+    default_method = "dgc:density=0.005,warmup=36,dense_below=256"
+    settings = ("batch_size", "lr")
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         super().__init__(data, device)
@@ -98,12 +100,13 @@ class Digits(Recipe):
         x, y = batch
         return F.cross_entropy(model(x), y)
 
-    def score(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+    def score(self, model: nn.Module, batch: Batch) -> tuple[float, ...]:
         x, y = batch
         return float((model(x).argmax(dim=1) == y).sum()), len(y)
 
-    def judge(self, total: float, count: int) -> float:
-        return 100.0 * total / count
+    def judge(self, *totals: float) -> float:
+        right, count = totals
+        return 100.0 * right / count
 
 
 def shifted(x: Tensor, shifts: Tensor) -> Tensor:

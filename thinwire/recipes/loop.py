@@ -82,7 +82,7 @@ def train(recipe: Recipe, spec: str, *, epochs: int, seed: int, report: Report) 
     augmentation.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
-    method = thinwire.parse_method(spec)
+    method = recipe.adapted(thinwire.parse_method(spec))
     lr_factor = recipe.lr_factor(method_name(spec))
     torch.manual_seed(seed)
     model = DistributedDataParallel(recipe.model())
@@ -102,6 +102,7 @@ def train(recipe: Recipe, spec: str, *, epochs: int, seed: int, report: Report) 
             optimizer.zero_grad()
             loss = recipe.loss(model, batch)
             loss.backward()
+            recipe.clip(model.parameters(), method)
             optimizer.step()
             schedule.step()
             step += 1
@@ -169,14 +170,12 @@ def evaluate(recipe: Recipe, model: DistributedDataParallel, method: thinwire.Me
     module: nn.Module = model.module
     module.eval()
     # Methods that apply local gradients let replicas drift apart between averagings; what counts is the mean.
-    total, count = 0.0, 0
+    totals = torch.zeros(recipe.num_scores, dtype=torch.float64)
     with averaged(module, world) if method.averaging_interval else nullcontext():
         for batch in recipe.test_batches(rank=rank, world=world):
-            batch_total, batch_count = recipe.score(module, batch)
-            total, count = total + batch_total, count + batch_count
-    sums = torch.tensor([total, count], dtype=torch.float64)
-    dist.all_reduce(sums)
-    return recipe.judge(float(sums[0]), int(sums[1]))
+            totals += torch.tensor(recipe.score(module, batch), dtype=torch.float64)
+    dist.all_reduce(totals)
+    return recipe.judge(*totals.tolist())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from thinwire import peers
 from thinwire.cli._job import Job
 from thinwire.recipes import RECIPES
 from thinwire.recipes.base import Metric
-from thinwire.recipes.events import Epoch, Event, Halted, Outcome, Resumed
+from thinwire.recipes.events import Epoch, Event, Outcome, Resumed
 from thinwire.recipes.events import Progress as ProgressEvent
 
 WIDE = 110  # columns from which on numbers have their names beside them
@@ -121,7 +121,6 @@ class Live:
         self.spec: str | None = None
         self.task = self.progress.add_task("starting workers", total=None, numbers="")
         self.last: ProgressEvent | None = None
-        self.halted = False
         self.progress.start()
 
     def show(self, event: Event) -> None:
@@ -134,8 +133,6 @@ class Live:
             self.progress.update(self.task, completed=event.step, numbers=self._numbers(event, event.metric))
         elif isinstance(event, Epoch) and self.last is not None:
             self.progress.update(self.task, numbers=self._numbers(self.last, event.metric))
-        elif isinstance(event, Halted):
-            self.halted = True
 
     def _numbers(self, event: ProgressEvent, metric: float | None) -> str:
         """Epoch, loss, the metric of the last epoch, samples a second, bytes and ratio: what fits the width."""
@@ -145,9 +142,9 @@ class Live:
             f"{event.epoch:>{len(str(event.epochs))}}/{event.epochs}",
             f"loss {event.loss:.3f}",
             f"{self.metric.name} {value:>6}" if wide else f"{value:>6}",
-            f"{event.samples_per_s:,.0f} samples/s" if wide else f"{short(event.samples_per_s)}/s",
-            f"sent {megabytes(event.bytes_sent)}" if wide else megabytes(event.bytes_sent),
-            f"ratio {times(event.ratio)}" if wide else times(event.ratio),
+            f"{event.samples_per_s:>6,.0f} samples/s" if wide else f"{short(event.samples_per_s):>5}/s",
+            f"sent {megabytes(event.bytes_sent):>7}" if wide else f"{megabytes(event.bytes_sent):>7}",
+            f"ratio {times(event.ratio):>5}" if wide else f"{times(event.ratio):>5}",
         ]
         return ("  " if wide else " ").join(words)
 

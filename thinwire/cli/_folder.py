@@ -118,5 +118,14 @@ class RunFolder:
             raise Failure(f"'{self.path / name}' cannot be written: {error.strerror}.") from error
 
 
+def leave_config(job: Job, num_workers: int) -> None:
+    """On a host that does not share rank 0's disk, leave what --resume needs to find there."""
+    assert job.out is not None
+    path = Path(job.out) / "config.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_json({**job.config, "workers": num_workers}), encoding="utf-8")
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"

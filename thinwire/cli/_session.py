@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.cli._environment import num_cores
-from thinwire.cli._folder import CHECKPOINTS
+from thinwire.cli._folder import CHECKPOINTS, leave_config
 from thinwire.cli._job import Job
 from thinwire.emulation import keeper
 from thinwire.groups import gather_texts
@@ -45,6 +45,8 @@ def train_all(job: Job, place: Place, report: Report, stop: Callable[[], bool], 
         torch.set_num_threads(max(1, num_cores() // place.local_world))  # workers share the cores
     dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s), **rendezvous)
     try:
+        if job.out is not None and place.local_rank == 0:
+            leave_config(job, place.world)
         _train_all(job, device, report, stop)
         dist.barrier()
     finally:

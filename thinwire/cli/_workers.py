@@ -216,11 +216,12 @@ class _Supervisor:
 
 
 def _interrupted(job: Job, halted: Halted) -> Interrupted:
+    return Interrupted(f"stopped at step {halted.step} of {halted.num_steps} of {halted.spec}; {how_to_go_on(job)}")
+
+
+def how_to_go_on(job: Job) -> str:
     assert job.out is not None
-    return Interrupted(
-        f"stopped at step {halted.step} of {halted.num_steps} of {halted.spec}; "
-        f"go on with: thinwire train --resume {shlex.quote(os.path.relpath(job.out))}"
-    )
+    return f"go on from the checkpoint with: thinwire train --resume {shlex.quote(os.path.relpath(job.out))}"
 
 
 def _worker(place: Place, store: str, job: Job, pipe: Connection) -> None:

@@ -117,9 +117,11 @@ def _run(job: Job, num_workers: int, is_joined: bool, shows: bool, folder: RunFo
             _workers.join(job, on_event)
         else:
             _workers.launch(job, num_workers, on_event, on_stop=display.saving if display else lambda: None)
-    except BaseException:
+    except BaseException as error:
         if folder is not None:
             folder.discard()
+            if isinstance(error, _complaints.Failure) and folder.can_resume():
+                raise _complaints.Failure(f"{str(error).rstrip('.')}; {_workers.how_to_go_on(job)}") from error
         raise
     finally:
         if display is not None:

@@ -126,7 +126,8 @@ def test_train_writes_the_run_folder(short_run: tuple[Path, str]) -> None:
     assert config["specs"] == ["dgc:density=0.01,warmup=8", "signsgd", "dense"]
     assert (config["workers"], config["epochs"], config["seed"]) == (2, 2, 3)
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["spec"], row["epoch"]) for row in metrics] == [(s, e) for s in config["specs"] for e in (1, 2)]
+    epochs = [(row["spec"], row["epoch"]) for row in metrics if row["kind"] == "epoch"]
+    assert epochs == [(s, e) for s in config["specs"] for e in (1, 2)]
     dense = run_of(folder, "dense")
     parameters = sum(p.numel() for p in Digits().model().parameters())
     assert dense["steps"] == 2 * Digits().num_batches(2)
@@ -322,7 +323,7 @@ def test_an_exception_in_a_worker_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("thinwire: worker ") and done.stderr.count("\n") == 1
     assert "failed; the others were stopped: " in done.stderr and "'head.*' matches no parameter" in done.stderr
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]  # nothing half-written
+    assert not (tmp_path / "run").exists()  # nothing began, nothing is left
 
 
 @needs_proc

@@ -1,9 +1,11 @@
 """Complete training set-ups that `thinwire train --recipe NAME` runs; one file a recipe or a family of them."""
 
+from thinwire.recipes.an4 import An4Gru
 from thinwire.recipes.base import Batch, Metric, MissingData, Recipe
 from thinwire.recipes.cifar10 import Cifar10Resnet20, Cifar10Resnet110, Cifar10Vgg16
 from thinwire.recipes.digits import Digits
 from thinwire.recipes.mnist import MnistLenet
+from thinwire.recipes.multi30k import Multi30kGru, Multi30kTransformer
 from thinwire.recipes.ptb import PtbLstm, PtbLstm1500
 from thinwire.recipes.shakespeare import Shakespeare
 from thinwire.recipes.wikitext2 import Wikitext2Transformer
@@ -20,6 +22,9 @@ RECIPES: dict[str, type[Recipe]] = {
         PtbLstm,
         PtbLstm1500,
         Wikitext2Transformer,
+        Multi30kTransformer,
+        Multi30kGru,
+        An4Gru,
     )
 }
 

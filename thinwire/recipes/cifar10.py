@@ -40,6 +40,8 @@ class Cifar10(ImageRecipe):
 
 
 class Cifar10Resnet20(Cifar10):
+    """269,722 parameters."""
+
     name = "cifar10-resnet20"
     summary = "CIFAR-10, ResNet-20 of 0.27 million parameters (gTop-k's Figure 5, EF's Figure 2)"
 
@@ -48,6 +50,8 @@ class Cifar10Resnet20(Cifar10):
 
 
 class Cifar10Resnet110(Cifar10):
+    """1,727,962 parameters."""
+
     name = "cifar10-resnet110"
     summary = "CIFAR-10, ResNet-110 of 1.7 million parameters (DGC's Figure 3)"
 
@@ -56,6 +60,8 @@ class Cifar10Resnet110(Cifar10):
 
 
 class Cifar10Vgg16(Cifar10):
+    """14,724,042 parameters; half the learning rate of the residual networks."""
+
     name = "cifar10-vgg16"
     summary = "CIFAR-10, VGG-16 with batch normalisation, 14.7 million parameters (gTop-k's Figure 5)"
     lr = 0.1

@@ -27,17 +27,17 @@ class Shakespeare(LanguageRecipe):
     name = "shakespeare"
     summary = "Shakespeare's plays by characters, a GRU of 267 thousand parameters"
     metric = Metric(name="bits per character", unit="", difference_unit="bits", higher_is_better=False)
-    epochs = 4
+    epochs = 3
     batch_size = 128
     window = 48
     units: ClassVar[int] = 256
     embedding: ClassVar[int] = 64
-    lr: float = 1.0
+    lr: float = 3.0
     momentum: float = 0.9
     clip_norm: float = 0.5
     settings = ("batch_size", "lr", "momentum", "clip_norm")
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.002}
-    default_method = "dgc:density=0.01,warmup=170,dense_below=256"
+    default_method = "dgc:density=0.02,warmup=172"  # one epoch
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         super().__init__(data, device)

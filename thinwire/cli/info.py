@@ -14,7 +14,10 @@ from thinwire import emulation, kernels
 from thinwire.bench.rows import commit
 from thinwire.cli._environment import cpu_name, num_cores, os_name
 
-EXTRAS = {"tensorboard": "thinwire train --tensorboard"}
+EXTRAS = {  # package: the extra that brings it, and what it is for
+    "sacrebleu": ("recipes", "BLEU in the translation recipes"),
+    "tensorboard": ("tensorboard", "thinwire train --tensorboard"),
+}
 
 
 def info() -> None:
@@ -35,7 +38,7 @@ def rows() -> list[tuple[str, str]]:
         ("gloo", _backend(dist.is_available() and dist.is_gloo_available())),
         ("nccl", _backend(dist.is_available() and dist.is_nccl_available())),
         ("clusters", _clusters()),
-        *(("extra", _extra(package, use)) for package, use in EXTRAS.items()),
+        *(("extra", _extra(package, *row)) for package, row in EXTRAS.items()),
     ]
 
 
@@ -61,7 +64,7 @@ def _clusters() -> str:
     return "can be emulated here (thinwire cluster)" + (f", without latency: {latency}" if latency else "")
 
 
-def _extra(package: str, use: str) -> str:
+def _extra(package: str, extra: str, use: str) -> str:
     if importlib.util.find_spec(package) is not None:
         return f"{package} is there, for {use}"
-    return f"{package} is not installed (for {use}: pip install 'thinwire[{package}]')"
+    return f"{package} is not installed (for {use}: pip install 'thinwire[{extra}]')"

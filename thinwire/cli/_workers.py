@@ -30,7 +30,6 @@ from thinwire.recipes.events import Event, Halted
 from thinwire.recipes.loop import Stopped
 
 LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-STOP_S = 60.0  # what workers may take to finish their step and save a checkpoint
 GRACE_S = 1.0  # after a first failure, how long others may take to tell theirs: the first in time is the cause
 
 
@@ -104,8 +103,8 @@ def join(job: Job, on_event: Callable[[Event], None]) -> None:
 def launch(job: Job, num_workers: int, on_event: Callable[[Event], None], on_stop: Callable[[], None]) -> None:
     """Start the workers, hand on what rank 0 reports, and leave none behind, however this ends.
 
-    The first Ctrl-C lets them save a checkpoint where there is a folder for it (``on_stop`` is called), the second
-    does not.
+    The first Ctrl-C lets them finish a step and save a checkpoint, where there is a folder for it (``on_stop`` is
+    called); the second does not.
     """
     with _handling(signal.SIGINT, signal.SIG_IGN):  # what is started here inherits it: the parent decides
         context = _context()
@@ -164,8 +163,6 @@ class _Supervisor:
                     del ranks[pipe]
         if self.halted is not None and not self.dead and not self.troubles:
             raise _interrupted(self.job, self.halted)
-        if self.num_ctrl_c and ranks:
-            raise Interrupted(f"stopped by Ctrl-C; the workers did not save a checkpoint within {STOP_S:.0f} s.")
         if self.dead or self.troubles:
             self._fail()
 
@@ -178,10 +175,9 @@ class _Supervisor:
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 pipe.send("stop")
-        self._hurry(STOP_S)
 
-    def _hurry(self, seconds: float) -> None:
-        self.deadline_s = min(self.deadline_s or float("inf"), time.monotonic() + seconds)
+    def _hurry(self) -> None:
+        self.deadline_s = self.deadline_s or time.monotonic() + GRACE_S
 
     def _read(self, pipe: Connection, rank: int) -> bool:
         """Take one message; False when there will be no more."""
@@ -191,11 +187,11 @@ class _Supervisor:
             self.workers[rank].join()
             if self.workers[rank].exitcode != 0 and all(trouble.rank != rank for trouble in self.troubles):
                 self.dead.append(rank)
-                self._hurry(GRACE_S)
+                self._hurry()
             return False
         if isinstance(message, Trouble):
             self.troubles.append(message)
-            self._hurry(GRACE_S)
+            self._hurry()
         elif not self.troubles:
             if isinstance(message, Halted):
                 self.halted = message

@@ -120,8 +120,10 @@ def _run(job: Job, num_workers: int, is_joined: bool, shows: bool, folder: RunFo
     except BaseException as error:
         if folder is not None:
             folder.discard()
-            if isinstance(error, _complaints.Failure) and folder.can_resume():
-                raise _complaints.Failure(f"{str(error).rstrip('.')}; {_workers.how_to_go_on(job)}") from error
+            told = _workers.how_to_go_on(job)
+            ended = isinstance(error, (_complaints.Failure, _complaints.Interrupted))
+            if ended and folder.can_resume() and told not in str(error):
+                raise type(error)(f"{str(error).rstrip('.')}; {told}") from error
         raise
     finally:
         if display is not None:

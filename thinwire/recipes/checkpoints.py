@@ -8,6 +8,7 @@ common disk.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -49,17 +50,17 @@ class Checkpoints:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            _remove(partial)
             trouble = f"the checkpoint '{path}' cannot be written: {error.strerror}"
         troubles = list(filter(None, gather_texts(self.net, trouble or " ")))
         if first := next((text for text in map(str.strip, troubles) if text), None):
-            partial.unlink(missing_ok=True)
+            _remove(partial)
             raise CheckpointError(f"{first}; the one before it is kept" if self._places() else first)
         partial.replace(path)
         gather_texts(self.net, "moved")
         for old in self._places():
             if old != place:
-                self._path(old).unlink(missing_ok=True)
+                _remove(self._path(old))
 
     def load(self, device: torch.device) -> tuple[Place, dict[str, Any]]:
         """The newest checkpoint that all ranks have, and this rank's part of it."""
@@ -78,11 +79,9 @@ class Checkpoints:
     def clear(self) -> None:
         """Remove this rank's parts: the run is finished."""
         for place in self._places():
-            self._path(place).unlink(missing_ok=True)
-        try:
+            _remove(self._path(place))
+        with contextlib.suppress(OSError):  # where another rank's are still there, that one removes the folder
             self.folder.rmdir()
-        except OSError:  # another rank's are still there: the last one removes the folder
-            return
 
     def _path(self, place: Place) -> Path:
         return self.folder / f"{place[0]}-{place[1]}.rank{self.net.rank}of{self.net.size}.pt"
@@ -92,6 +91,11 @@ class Checkpoints:
         pattern = re.compile(rf"(\d+)-(\d+)\.rank{self.net.rank}of{self.net.size}\.pt")
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         return sorted((int(m[1]), int(m[2])) for m in map(pattern.fullmatch, names) if m)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # a disk in trouble: what cannot be removed is not worth another error
+        path.unlink()
 
 
 def world_net(device: torch.device) -> TorchNet:

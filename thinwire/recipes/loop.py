@@ -77,8 +77,8 @@ class Training:
         self.wire = thinwire.attach(self.model, self.optimizer, self.method)
 
         self.epoch, self.step = 1, 0
-        self.epoch_loss = torch.zeros((), device=recipe.device)  # () sum over this epoch's steps so far
-        self.line_loss = torch.zeros((), device=recipe.device)  # () sum since the last "steps" line
+        # (2,) sums of losses: of this epoch so far, and since the last "steps" line
+        self.losses = torch.zeros(2, device=recipe.device)
         self.metric: float | None = None
         self.loss_mean = self.bytes_mean = 0.0
         self.before = Tally()  # until this process took over
@@ -149,8 +149,7 @@ class Training:
         self.schedule.step()
         self.step += 1
         self.samples += samples_in(batch) * self.net.size
-        self.epoch_loss += loss.detach()
-        self.line_loss += loss.detach()
+        self.losses += loss.detach()
 
     def _report_histograms(self, tap: GradientTap) -> None:
         tap.close()
@@ -167,7 +166,7 @@ class Training:
     def _check(self, wants_stop: bool) -> bool:
         """Tell how it goes, and return whether any rank wants to stop. Collective, at the same steps on every rank."""
         in_epoch = self.step - (self.epoch - 1) * self.num_batches
-        epoch_loss, line_loss = float(self.epoch_loss), float(self.line_loss)  # waits for the GPU
+        epoch_loss, line_loss = self.losses.tolist()  # waits for the GPU
         so_far = self.tally
         line = so_far - self.at_line
         steps_since, seconds_since = self.step - self.last_check[0], so_far.seconds - self.last_check[1]
@@ -179,7 +178,7 @@ class Training:
         is_line = self.step % self.line_every == 0 or self.step == self.num_steps
         if is_line:
             self.at_line = so_far
-            self.line_loss.zero_()
+            self.losses[1] = 0
         if self.net.rank == 0:
             self.report(
                 Progress(
@@ -228,7 +227,7 @@ class Training:
                 )
             )
         self.epoch += 1
-        self.epoch_loss.zero_()
+        self.losses[0] = 0
 
     def _outcome(self) -> Outcome:
         so_far = self.tally
@@ -267,7 +266,7 @@ class Training:
             "wire": self.wire.state_dict(),
             "recipe": self.recipe.state_dict(),
             "rng": [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])],
-            "losses": [self.epoch_loss, self.line_loss],
+            "losses": self.losses,
             "numbers": {"metric": self.metric, "loss_mean": self.loss_mean, "bytes_mean": self.bytes_mean},
             "tally": dataclasses.asdict(self.tally),
             "at_line": dataclasses.asdict(self.at_line),
@@ -279,7 +278,7 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.wire.load_state_dict(state["wire"])
-        self.epoch_loss, self.line_loss = state["losses"]
+        self.losses = state["losses"]
         self.metric = state["numbers"]["metric"]
         self.loss_mean, self.bytes_mean = state["numbers"]["loss_mean"], state["numbers"]["bytes_mean"]
         self.before, self.at_line = Tally(**state["tally"]), Tally(**state["at_line"])

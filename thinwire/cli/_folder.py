@@ -55,7 +55,8 @@ class RunFolder:
     def add(self, event: Event) -> None:
         """Keep what belongs into the folder; other events are not written."""
         if isinstance(event, Started) and not self.job.resume:
-            self.config["environment"]["hosts"] = event.hosts
+            self.config["environment"] |= {"hosts": event.hosts, "device": event.device, "backend": event.backend}
+            self.config["recipe_settings"] = event.settings
             self._write("config.json", _json(self.config))
         elif isinstance(event, Resumed):
             self.config.setdefault("resumed", []).append(datetime.now(timezone.utc).isoformat(timespec="seconds"))

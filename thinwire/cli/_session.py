@@ -70,7 +70,8 @@ def _train_all(job: Job, device: torch.device, report: Report, stop: Callable[[]
     hosts = list(dict.fromkeys(gather_texts(net, socket.gethostname())))
     if net.rank == 0:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        report(Started(hosts=hosts, device=name, backend=dist.get_backend()))
+        settings = {setting: getattr(recipe, setting) for setting in recipe.settings}
+        report(Started(hosts=hosts, device=name, backend=dist.get_backend(), settings=settings))
     checkpoints = Checkpoints(Path(job.out) / CHECKPOINTS, net) if job.out is not None else None
     plan = Plan(job.epochs, job.seed, job.checkpoint_every, job.tensorboard)
     first, outcomes, state = 0, [], None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Started:
     hosts: list[str]  # host names, in rank order and without repetition
     device: str  # "cpu", or the GPU's name
     backend: str
+    settings: dict[str, Any]  # of the recipe, as they are
 
 
 @dataclass(frozen=True)

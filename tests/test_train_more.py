@@ -83,17 +83,15 @@ def test_the_run_folder_says_where_time_and_bytes_went(whole: Path) -> None:
     lines = [row for row in rows if row["kind"] == "steps" and row["spec"] == SPECS[0]]
     assert [row["step"] for row in lines] == [*range(10, 216, 10), 216]  # 18 steps an epoch
     assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [*range(1, 13)] * 2
-    before_s, before = 0.0, 0
     for row in lines:
-        parts, steps = row["breakdown"], row["step"] - before
-        step_s = parts["forward_backward_s"] + parts["wait_s"] + parts["other_s"]
-        # rank 0's seconds against the mean of two ranks
-        assert step_s == pytest.approx((row["seconds"] - before_s) / steps, rel=0.3)
+        parts = row["breakdown"]
         assert min(parts.values()) >= 0 and parts["compress_s"] > 0 and parts["communicate_s"] > 0
-        before_s, before = row["seconds"], row["step"]
     summary = json.loads((whole / "summary.json").read_text())
     assert summary["metric"] == config["metric"]
     assert [set(run["breakdown"]) for run in summary["runs"]] == [set(lines[0]["breakdown"])] * 2
+    for run in summary["runs"]:  # three parts are the step; seconds are rank 0's, parts the mean of both ranks
+        step_s = sum(run["breakdown"][part] for part in ("forward_backward_s", "wait_s", "other_s"))
+        assert step_s * run["steps"] == pytest.approx(run["seconds"], rel=0.2)
     assert not (whole / "checkpoint").exists()  # a finished run needs none
 
 

@@ -28,22 +28,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 from thinwire import emulation
 from thinwire.bench.rows import commit, hardware, percentiles, today
+from thinwire.recipes.models.vgg_cifar import vgg16
 
 METHODS = "noop,dgc,ddp,ddp-fp16,dense:dtype=bf16,torch-topk,powersgd-1,powersgd-4,dgc,gtopk,terngrad,blocksign,noop"
 BATCH, WARMUP = 16, 4
-
-
-def vgg16() -> nn.Module:
-    """VGG-16 with batch normalisation for 32 x 32 images: 14.7 M parameters."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for width in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0):
-        if width == 0:
-            layers.append(nn.MaxPool2d(2))
-        else:
-            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(True)]
-            channels = width
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
 
 
 class TopKHook:

@@ -24,7 +24,7 @@ PACKAGE = Path(thinwire.__file__).parent
 
 # From the ground up: a module may import from its own line and from the lines above it.
 LAYERS = [
-    {"errors", "stats", "schedules"},
+    {"errors", "stats", "schedules", "timing"},
     {"kernels"},
     {"layout", "transport"},
     {"payloads"},
@@ -36,6 +36,7 @@ LAYERS = [
     {"exchange"},
     {"hierarchy"},
     {"methods", "optimizers", "ddp", "gate", "merging", "reshard", "state"},
+    {"peers"},
     {"wire"},
     {"attach"},
 ]  # what is in no line (the command line, recipes, benchmarks) uses the engine and is not used by it

@@ -126,7 +126,8 @@ def test_train_writes_the_run_folder(short_run: tuple[Path, str]) -> None:
     assert config["specs"] == ["dgc:density=0.01,warmup=8", "signsgd", "dense"]
     assert (config["workers"], config["epochs"], config["seed"]) == (2, 2, 3)
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["spec"], row["epoch"]) for row in metrics] == [(s, e) for s in config["specs"] for e in (1, 2)]
+    epochs = [(row["spec"], row["epoch"]) for row in metrics if row["kind"] == "epoch"]
+    assert epochs == [(s, e) for s in config["specs"] for e in (1, 2)]
     dense = run_of(folder, "dense")
     parameters = sum(p.numel() for p in Digits().model().parameters())
     assert dense["steps"] == 2 * Digits().num_batches(2)
@@ -208,7 +209,7 @@ def test_version_and_info() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "--recipe", "digit"], ["unknown recipe 'digit'", "did you mean 'digits'?", "Known: digits."]),
+        (["train", "--recipe", "digit"], ["unknown recipe 'digit'", "did you mean 'digits'?", "Known: digits, "]),
         (["train", "--method", "dcg"], ["unknown method 'dcg'", "did you mean 'dgc'?", "gtopk", "noop"]),
         (["train", "--compare", "dense,tern"], ["unknown method 'tern'", "'terngrad'", "blocksign"]),
         (["train", "--method", "dgc:densty=0.1"], ["'densty'", "did you mean 'density'?", "clip_norm"]),
@@ -322,7 +323,7 @@ def test_an_exception_in_a_worker_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("thinwire: worker ") and done.stderr.count("\n") == 1
     assert "failed; the others were stopped: " in done.stderr and "'head.*' matches no parameter" in done.stderr
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]  # nothing half-written
+    assert not (tmp_path / "run").exists()  # nothing began, nothing is left
 
 
 @needs_proc
@@ -356,21 +357,6 @@ def test_numbers_are_short() -> None:
         "1,234 MB",
     ]
     assert [times(r) for r in (None, 1.0, 31.44, 512.3)] == ["-", "1.00x", "31.4x", "512x"]
-
-
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-def test_recipe_shares_out_the_same_data(name: str, world: int) -> None:
-    """The contract of Recipe: the parts are of one size, disjoint, and N workers see what one would see."""
-    recipe = RECIPES[name]()
-    parts = [list(recipe.train_batches(1, seed=0, rank=rank, world=world)) for rank in range(world)]
-    assert {len(part) for part in parts} == {recipe.num_batches(world)}
-    assert len({batch[0].shape for part in parts for batch in part}) == 1
-    together = torch.cat([part[0][0] for part in parts])
-    alone = next(iter(recipe.train_batches(1, seed=0, rank=0, world=1)))[0]
-    assert torch.equal(together, alone[: len(together)])
-    tests = [batch[0] for rank in range(world) for batch in recipe.test_batches(rank=rank, world=world)]
-    assert sum(map(len, tests)) == sum(len(batch[0]) for batch in recipe.test_batches(rank=0, world=1))
 
 
 def test_digits_are_all_there_and_split_for_good() -> None:

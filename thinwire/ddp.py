@@ -5,10 +5,11 @@ moment. This module has no postponed annotations: DDP compares the hook's annota
 """
 
 import logging
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import DetachedError, NonFiniteError
+from thinwire.timing import DeviceSpans, mark
 
 log = logging.getLogger("thinwire")
 
@@ -36,6 +38,7 @@ class Bucket:
     future: torch.futures.Future[Tensor]
     is_last: bool
     ready: Any = None  # a CUDA event after which the gradients are there
+    handed_s: float = field(default_factory=time.perf_counter)  # when backward handed it over
 
 
 def _value(future: torch.futures.Future[Tensor]) -> Tensor:
@@ -68,10 +71,7 @@ class Router:
         parameters = bucket.parameters()
         cuda = buffer.device if buffer.is_cuda else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[cuda] if cuda else None)
-        ready = None
-        if cuda:
-            ready = torch.cuda.Event()
-            ready.record(torch.cuda.current_stream(cuda))
+        ready = mark(cuda) if cuda else None
         gradients = list(buffer.split([parameter.numel() for parameter in parameters]))
         target(Bucket(parameters, gradients, buffer, future, bucket.is_last(), ready))
         # torch hands a future's exception to C++ as if it were the result; raised in a callback it arrives as an error.
@@ -117,6 +117,8 @@ class Worker:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="thinwire")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._broken: Exception | None = None
+        self._waited_s = 0.0
+        self._waited, self._busy = DeviceSpans(), DeviceSpans()
 
     def submit(self, buckets: list[Bucket], work: Callable[[list[Bucket]], None]) -> None:
         """Run work(buckets) behind all earlier jobs and complete the buckets' futures, with its error if it fails."""
@@ -133,7 +135,12 @@ class Worker:
                     for bucket in buckets:
                         self._stream.wait_event(bucket.ready)
                         bucket.buffer.record_stream(self._stream)
+                    begin = mark(self._stream.device)
                     work(buckets)
+                    end = mark(self._stream.device)
+                    self._busy.add(begin, end)
+                    for bucket in filter(lambda bucket: bucket.is_last, buckets):
+                        self._waited.add(bucket.ready, end)
                     for bucket in buckets:
                         bucket.future.set_result(bucket.buffer)
                 return
@@ -145,7 +152,19 @@ class Worker:
                     bucket.future.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is wrong
             return
         for bucket in buckets:
+            if bucket.is_last:
+                self._waited_s += time.perf_counter() - bucket.handed_s
             bucket.future.set_result(bucket.buffer)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds from the last gradient of each backward pass to the end of its exchanges; waits for the GPU."""
+        return self._waited_s if self._stream is None else self._waited.seconds
+
+    @property
+    def busy_s(self) -> float | None:
+        """Seconds of all jobs on the GPU's clock, from the moment their gradients were there; None on the host."""
+        return None if self._stream is None else self._busy.seconds
 
     @property
     def broken(self) -> bool:

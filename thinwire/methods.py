@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -403,28 +404,30 @@ def _read_value(text: str, annotation: Any) -> Any:
     return text
 
 
-def parse_method(spec: str) -> Method:
+def parse_method(spec: str, methods: Mapping[str, type[Method]] = METHODS, others: Sequence[str] = ()) -> Method:
     """Return the method that a string such as ``dgc:density=0.001,values=int8`` describes.
 
-    Several patterns of one option are joined with ``+``. Anything unknown is a ValueError that names what is known.
+    Several patterns of one option are joined with ``+``. Anything unknown is a ValueError that names what is known:
+    ``methods``, and the names in ``others``, which the caller knows itself.
     """
     name, _, rest = spec.strip().partition(":")
     name = name.strip().lower()
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}{_nearest(name, list(METHODS))}; known methods: {', '.join(METHODS)}")
-    hints = typing.get_type_hints(METHODS[name])
-    options = [f.name for f in fields(METHODS[name])]
+    if name not in methods:
+        known = [*methods, *others]
+        raise ValueError(f"unknown method {name!r}{_nearest(name, known)}; known methods: {', '.join(known)}")
+    hints = typing.get_type_hints(methods[name])
+    options = [f.name for f in fields(methods[name])]
     given: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in rest.split(","))):
         option, equals, text = (piece.strip() for piece in item.partition("="))
         if not equals:
             raise ValueError(f"method {name!r}: {item!r} is not of the form option=value")
         if option not in options:
-            known = ", ".join(options) or "none"
+            names = ", ".join(options) or "none"
             raise ValueError(
-                f"method {name!r} has no option {option!r}{_nearest(option, options)}; known options: {known}"
+                f"method {name!r} has no option {option!r}{_nearest(option, options)}; known options: {names}"
             )
         if option in given:
             raise ValueError(f"method {name!r}: option {option!r} is given twice")
         given[option] = _read_value(text, hints[option])
-    return METHODS[name](**given)
+    return methods[name](**given)

@@ -22,8 +22,12 @@ class Stats:
     handed over as fp32; their quotient is ``ratio``, the papers' compression ratio. ``bytes_sent`` and
     ``bytes_received`` are what crossed this rank's link under the collectives' algorithms, and ``link_ratio``
     compares that with a ring all-reduce in fp32. ``bytes_inside`` is the traffic inside a machine with a hierarchy.
-    Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps. Seconds
-    are the host's: on a GPU they do not contain kernels that are still running.
+    Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps.
+
+    ``seconds_compensating``, ``_compressing`` and ``_communicating`` are what the exchanges took. They run beside the
+    backward pass, bucket by bucket, so only a part of them makes a step longer: ``seconds_waiting``, the time from the
+    last gradient of each backward pass to the end of its exchanges. On a GPU its own clock counts, and compensating is
+    part of compressing there. Gloo's communicating is the host's time; waiting for a slower rank is part of it.
     """
 
     steps: int
@@ -36,6 +40,7 @@ class Stats:
     seconds_compensating: float
     seconds_compressing: float
     seconds_communicating: float
+    seconds_waiting: float
     residual_norm: float
 
     @property
@@ -53,5 +58,6 @@ class Stats:
             f"{self.steps} steps, sent {readable_bytes(self.bytes_sent)}, "
             f"received {readable_bytes(self.bytes_received)}, {ratio}; "
             f"{self.seconds_compensating:.2f} s compensating, {self.seconds_compressing:.2f} s compressing, "
-            f"{self.seconds_communicating:.2f} s communicating; residual norm {self.residual_norm:.4g}"
+            f"{self.seconds_communicating:.2f} s communicating, "
+            f"{self.seconds_waiting:.2f} s waited for; residual norm {self.residual_norm:.4g}"
         )

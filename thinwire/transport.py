@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.timing import DeviceSpans, mark
+
 
 @dataclass
 class Traffic:
@@ -127,6 +129,21 @@ class TorchNet(_Counted):
         self.compute_device = device
         on_device = device.type == "cuda" and "nccl" in dist.get_backend(group)
         self.device = device if on_device else torch.device("cpu")
+        self._spans = DeviceSpans()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds inside collectives; with NCCL on the GPU's clock, and then this waits for those under way."""
+        return self.traffic.seconds + self._spans.seconds
+
+    def _timed(self, work: Callable[[], Any]) -> Any:
+        if self.device.type == "cpu":
+            return super()._timed(work)
+        begin = mark(self.device)
+        try:
+            return work()
+        finally:
+            self._spans.add(begin, mark(self.device))
 
     def to_wire(self, tensor: Tensor) -> Tensor:
         if tensor.device == self.device:
@@ -222,6 +239,7 @@ class BystanderNet(TorchNet):
     def __init__(self, size: int, device: torch.device) -> None:
         _Counted.__init__(self)
         self.rank, self.size, self.compute_device = -1, size, device
+        self._spans = DeviceSpans()
 
 
 class ThreadWorld:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -76,10 +77,22 @@ class Wire:
     @property
     def stats(self) -> Stats:
         """Totals so far; a snapshot."""
+        return self.snapshot()
+
+    def snapshot(self, residual_norm: bool = True) -> Stats:
+        """``stats``, on request without the residual's norm (then nan), which costs a pass over the residual."""
         if self._attached:
             self._worker.wait()
         traffic, clock = self._wire_net.traffic, self._aggregator.clock
         inside = self._local_net.traffic if self._local_net is not None else None
+        communicating = self._wire_net.seconds + (self._local_net.seconds if self._local_net is not None else 0.0)
+        compensating, compressing = (
+            self._spent.compensating + clock.compensating,
+            self._spent.compressing + clock.compressing,
+        )
+        busy = self._worker.busy_s
+        if busy is not None:  # the host's clock would count the wait for the backward pass, too
+            compensating, compressing = 0.0, max(0.0, busy - communicating)
         return Stats(
             steps=self._step,
             world_size=self._wire_net.size,
@@ -88,10 +101,11 @@ class Wire:
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             bytes_inside=inside.sent if inside is not None else 0,
-            seconds_compensating=self._spent.compensating + clock.compensating,
-            seconds_compressing=self._spent.compressing + clock.compressing,
-            seconds_communicating=traffic.seconds + (inside.seconds if inside is not None else 0.0),
-            residual_norm=self._aggregator.residual_square_sum() ** 0.5,
+            seconds_compensating=compensating,
+            seconds_compressing=compressing,
+            seconds_communicating=communicating,
+            seconds_waiting=self._worker.waited_s,
+            residual_norm=self._aggregator.residual_square_sum() ** 0.5 if residual_norm else math.nan,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,6 +38,30 @@ def unknown(kind: str, word: str, known: Iterable[str], where: str = "") -> str:
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     meant = f": did you mean '{near[0]}'? Known" if near else "; known"
     return f"unknown {kind} '{word}'{where}{meant}: {', '.join(names) or 'none'}."
+
+
+def network_sentence(text: str) -> str | None:
+    """What torch.distributed says when hosts do not find each other or lose each other; None for anything else."""
+    master = f"{os.environ.get('MASTER_ADDR', 'this host')}:{os.environ.get('MASTER_PORT', '?')}"
+    if "EADDRINUSE" in text or "address already in use" in text.lower():
+        return f"the port of {master} is occupied; choose another MASTER_PORT (torchrun: --master_port)"
+    if joined := re.search(r"(\d+)/(\d+) clients joined", text):
+        return (
+            f"only {joined[1]} of {joined[2]} workers came in time; is a host down, or can it not reach {master} "
+            "(MASTER_ADDR:MASTER_PORT)?"
+        )
+    if "trying to connect to" in text or "getaddrinfo" in text or "Name or service not known" in text:
+        return f"{master} (MASTER_ADDR:MASTER_PORT) cannot be reached; is the first host up, and is its name right?"
+    lost = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "Timed out waiting",
+        "recvValue failed",
+    )
+    if any(words in text for words in (*lost, "Connection was likely closed", "operation timeout", "Socket Timeout")):
+        return "the connection to another worker was lost: a worker or its host has died, or the network is cut"
+    return None
 
 
 def sentence_of(error: Any) -> str:

@@ -14,11 +14,14 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from thinwire import peers
 from thinwire.cli._job import Job
 from thinwire.recipes import RECIPES
-from thinwire.recipes.loop import Epoch, Event, Outcome, method_name
-from thinwire.recipes.loop import Progress as ProgressEvent
+from thinwire.recipes.base import Metric
+from thinwire.recipes.events import Epoch, Event, Outcome, Resumed
+from thinwire.recipes.events import Progress as ProgressEvent
 
+WIDE = 110  # columns from which on numbers have their names beside them
 PLAIN_WIDTH = 120  # for files and pipes, where no terminal says how wide it is
 
 
@@ -26,6 +29,10 @@ class Display(Protocol):
     """Shows events as they come; `close` leaves the terminal as it was."""
 
     def show(self, event: Event) -> None: ...
+
+    def saving(self) -> None:
+        """Ctrl-C was pressed, and a checkpoint is being made."""
+        ...
 
     def close(self) -> None: ...
 
@@ -52,11 +59,16 @@ class Plain:
         if isinstance(event, Epoch):
             print(
                 f"{event.spec}  epoch {event.epoch}/{self.job.epochs}  loss {event.loss:.4f}  "
-                f"{self.metric.name} {event.metric:.2f}{self.metric.unit}  "
+                f"{self.metric.name} {value_of(self.metric, event.metric)}  "
                 f"{event.samples_per_s:,.0f} samples/s  "
                 f"sent {megabytes(event.bytes_sent)}  ratio {times(event.ratio)}",
                 flush=True,
             )
+        elif isinstance(event, Resumed):
+            print(f"{event.spec}  goes on after step {event.step}", flush=True)
+
+    def saving(self) -> None:
+        print("saving a checkpoint; Ctrl-C again to end without", flush=True)
 
     def close(self) -> None:
         pass
@@ -105,8 +117,10 @@ class Live:
             console=out,
             expand=True,
         )
+        self.metric = RECIPES[job.recipe].metric
         self.spec: str | None = None
         self.task = self.progress.add_task("starting workers", total=None, numbers="")
+        self.last: ProgressEvent | None = None
         self.progress.start()
 
     def show(self, event: Event) -> None:
@@ -115,11 +129,27 @@ class Live:
                 self._keep_line()
                 self.spec = event.spec
                 self.task = self.progress.add_task(escape(event.spec), total=event.num_steps, numbers="")
-            numbers = (
-                f"{event.epoch:>3}/{event.epochs} loss {event.loss:.3f} {event.samples_per_s:>6,.0f}/s "
-                f"{megabytes(event.bytes_sent):>7} {times(event.ratio):>5}"
-            )
-            self.progress.update(self.task, completed=event.step, numbers=numbers)
+            self.last = event
+            self.progress.update(self.task, completed=event.step, numbers=self._numbers(event, event.metric))
+        elif isinstance(event, Epoch) and self.last is not None:
+            self.progress.update(self.task, numbers=self._numbers(self.last, event.metric))
+
+    def _numbers(self, event: ProgressEvent, metric: float | None) -> str:
+        """Epoch, loss, the metric of the last epoch, samples a second, bytes and ratio: what fits the width."""
+        value = "-" if metric is None else value_of(self.metric, metric)
+        wide = self.progress.console.width >= WIDE
+        words = [
+            f"{event.epoch:>{len(str(event.epochs))}}/{event.epochs}",
+            f"loss {event.loss:.3f}",
+            f"{self.metric.name} {value:>6}" if wide else f"{value:>6}",
+            f"{event.samples_per_s:>6,.0f} samples/s" if wide else f"{short(event.samples_per_s):>5}/s",
+            f"sent {megabytes(event.bytes_sent):>7}" if wide else f"{megabytes(event.bytes_sent):>7}",
+            f"ratio {times(event.ratio):>5}" if wide else f"{times(event.ratio):>5}",
+        ]
+        return ("  " if wide else " ").join(words)
+
+    def saving(self) -> None:
+        self.progress.console.print("saving a checkpoint; Ctrl-C again to end without", style="yellow")
 
     def close(self) -> None:
         self._keep_line()
@@ -144,7 +174,7 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
     for outcome in outcomes:
         table.add_row(
             escape(outcome.spec),
-            f"{outcome.metric:.2f}{metric.unit}",
+            value_of(metric, outcome.metric),
             difference(outcome, dense),
             times(outcome.ratio),
             megabytes(outcome.bytes_sent),
@@ -159,14 +189,29 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
         "ratio: dense fp32 gradients / frames handed over.  link ratio: dense ring all-reduce / bytes over a link.",
         style="dim",
     )
-    factors = {method_name(o.spec): o.lr_factor for o in outcomes if o.lr_factor != 1}
+    factors = {o.method.partition(":")[0]: o.lr_factor for o in outcomes if o.lr_factor != 1}
     for name, factor in factors.items():
         out.print(f"{name} ran with {factor:g} times the recipe's learning rate.")
+    for outcome in outcomes:
+        asked = str(peers.parse(outcome.spec))
+        if outcome.method != asked:
+            out.print(f"{escape(outcome.spec)} ran as {escape(outcome.method)}: the recipe clips gradients.")
 
 
 def difference(outcome: Outcome, dense: Outcome | None) -> str:
     """The signed distance to dense; a dash for dense itself and where dense did not run."""
     return "-" if dense is None or outcome is dense else f"{outcome.metric - dense.metric:+.2f}"
+
+
+def value_of(metric: Metric, value: float) -> str:
+    """A metric with its unit."""
+    unit = metric.unit if metric.unit in ("", "%") else f" {metric.unit}"
+    return f"{value:.2f}{unit}"
+
+
+def short(number: float) -> str:
+    """12,345 -> "12.3k"."""
+    return f"{number:,.0f}" if number < 10_000 else f"{number / 1e3:.1f}k" if number < 1e6 else f"{number / 1e6:.1f}M"
 
 
 def megabytes(nbytes: float) -> str:

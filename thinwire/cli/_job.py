@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-import thinwire
+import torch
+
+from thinwire import peers
 from thinwire.cli._complaints import Complaint, unknown
 from thinwire.recipes import RECIPES
+
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,18 +26,109 @@ class Job:
     specs: tuple[str, ...]
     epochs: int
     seed: int
+    device: str = "cpu"
+    data: str | None = None
+    settings: tuple[str, ...] = ()  # of the recipe: "lr=0.1"
+    checkpoint_every: int = 1
+    tensorboard: bool = False
+    timeout_s: float = 300.0
+    out: str | None = None
+    resume: bool = False
 
     @classmethod
-    def checked(cls, *, recipe: str, specs: Sequence[str], epochs: int | None, seed: int) -> Job:
+    def checked(
+        cls,
+        *,
+        recipe: str,
+        specs: Sequence[str],
+        epochs: int | None,
+        seed: int,
+        device: str = "auto",
+        data: Path | None = None,
+        settings: str = "",
+        out: Path | None = None,
+        **others: Any,
+    ) -> Job:
         """A job whose names and options all exist, or a Complaint about the first that does not."""
         if recipe not in RECIPES:
             raise Complaint(unknown("recipe", recipe, RECIPES))
         for spec in specs:
             try:
-                thinwire.parse_method(spec)
+                peers.parse(spec)
             except ValueError as error:
                 raise Complaint(f"{error}.") from error
-        return cls(recipe=recipe, specs=tuple(specs), epochs=epochs or RECIPES[recipe].epochs, seed=seed)
+        if RECIPES[recipe].needs_data and data is None:
+            raise Complaint(
+                f"the recipe '{recipe}' trains on data that is not in the package; name its folder with --data."
+            )
+        if data is not None and not data.is_dir():
+            raise Complaint(f"--data '{data}' is not a folder.")
+        if others.get("tensorboard"):
+            if out is None:
+                raise Complaint("--tensorboard writes into the run folder; name it with --out.")
+            check_tensorboard()
+        return cls(
+            recipe=recipe,
+            specs=tuple(specs),
+            epochs=epochs or RECIPES[recipe].epochs,
+            seed=seed,
+            device=resolved_device(device),
+            data=str(data.resolve()) if data is not None else None,
+            settings=_settings(settings),
+            out=str(out.absolute()) if out is not None else None,
+            **others,
+        )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What config.json says of it: all that a resumed run must have in common."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in ("out", "resume", "timeout_s")}
+
+    @classmethod
+    def resumed(cls, folder: Path, *, timeout_s: float) -> tuple[Job, int]:
+        """The job of an interrupted run, and its number of workers."""
+        path = folder / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise Complaint(f"'{folder}' cannot be resumed: '{path}' cannot be read: {error.strerror}.") from error
+        except ValueError as error:
+            raise Complaint(f"'{folder}' cannot be resumed: '{path}' is not JSON.") from error
+        if (folder / "summary.json").exists():
+            raise Complaint(f"the run in '{folder}' is finished; there is nothing to resume.")
+        own = {field.name for field in dataclasses.fields(cls)} - {"out", "resume", "timeout_s"}
+        if not isinstance(config, dict) or not own | {"workers"} <= set(config):
+            raise Complaint(f"'{folder}' cannot be resumed: '{path}' does not describe a run of this version.")
+        kept: dict[str, Any] = {name: tuple(v) if isinstance(v := config[name], list) else v for name in own}
+        if kept["recipe"] not in RECIPES:
+            raise Complaint(unknown("recipe", kept["recipe"], RECIPES, f" in '{path}'"))
+        if kept["tensorboard"]:
+            check_tensorboard()
+        resolved_device(kept["device"])
+        return cls(**kept, out=str(folder.absolute()), resume=True, timeout_s=timeout_s), int(config["workers"])
+
+
+def resolved_device(name: str) -> str:
+    """ "cpu" or "cuda"; auto takes a GPU where there is one."""
+    if name not in DEVICES:
+        raise Complaint(unknown("device", name, DEVICES))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise Complaint("--device cuda: torch sees no GPU here; use --device cpu.")
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_tensorboard() -> None:
+    if importlib.util.find_spec("tensorboard") is None:
+        raise Complaint("--tensorboard needs a package that is not installed: pip install 'thinwire[tensorboard]'.")
+
+
+def _settings(text: str) -> tuple[str, ...]:
+    """ "lr=0.1,batch_size=64" taken apart; the recipe itself checks names and values."""
+    pieces = tuple(filter(None, (piece.strip() for piece in text.split(","))))
+    for piece in pieces:
+        if "=" not in piece:
+            raise Complaint(f"--set: '{piece}' is not of the form name=value.")
+    return pieces
 
 
 def split_specs(method: str, compare: str) -> list[str]:

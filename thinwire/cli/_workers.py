@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -19,17 +20,16 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-import torch
-import torch.distributed as dist
+from typing import Any, NoReturn
 
 import thinwire
-from thinwire.cli._complaints import Complaint, Failure, Interrupted
+from thinwire.cli._complaints import Complaint, Failure, Interrupted, network_sentence
 from thinwire.cli._job import Job
-from thinwire.recipes import RECIPES
-from thinwire.recipes.loop import Event, train
+from thinwire.cli._session import BadJob, Place, train_all
+from thinwire.recipes.events import Event, Halted
+from thinwire.recipes.loop import Stopped
 
+LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 GRACE_S = 1.0  # after a first failure, how long others may take to tell theirs: the first in time is the cause
 
 
@@ -41,99 +41,186 @@ class Trouble:
     at_s: float
     sentence: str
     details: str
+    is_complaint: bool  # the same on every worker, and the user's to mend
 
 
 def joined_world() -> int | None:
     """The number of processes when a launcher such as torchrun started this one, else None."""
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not all(name in os.environ for name in needed):
+    missing = [name for name in needed if name not in os.environ]
+    if "RANK" in missing and "WORLD_SIZE" in missing:
         return None
-    return int(os.environ["WORLD_SIZE"])
+    if missing:
+        there = next(name for name in needed[:2] if name not in missing)
+        are = "is" if len(missing) == 1 else "are"
+        raise Complaint(
+            f"{there} is set, as a launcher does, but {' and '.join(missing)} {are} not; "
+            f"start this with torchrun, or unset {there} to start local workers."
+        )
+    numbers = {}
+    for name in ("WORLD_SIZE", "RANK", "MASTER_PORT", *(n for n in LOCAL if n in os.environ)):
+        text = os.environ[name]
+        if not text.strip().isdecimal():
+            raise Complaint(f"{name} must be a whole number, not '{text}'.")
+        numbers[name] = int(text)
+    if numbers["RANK"] >= numbers["WORLD_SIZE"]:
+        raise Complaint(f"RANK is {numbers['RANK']}, but WORLD_SIZE {numbers['WORLD_SIZE']} has only smaller ranks.")
+    return numbers["WORLD_SIZE"]
+
+
+def local_workers(num_workers: int) -> int:
+    """How many of the workers run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", num_workers))
 
 
 def join(job: Job, on_event: Callable[[Event], None]) -> None:
     """Run the job as one of the processes that a launcher started; rank 0 gets the events."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    place = Place(rank, world, int(os.environ.get("LOCAL_RANK", rank)), local_workers(world))
+    wanted: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        wanted.append(number)
+        if job.out is None or len(wanted) > 1:  # nothing can be kept, or no more patience
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
     try:
-        with _handling(signal.SIGTERM, _exit):
-            _train_all(job, on_event, init_method="env://")
+        with _handling(signal.SIGTERM, on_signal), _handling(signal.SIGINT, on_signal):
+            train_all(job, place, on_event, stop=lambda: bool(wanted), init_method="env://")
+    except Stopped as stopped:
+        on_event(stopped.halted)
+        raise _interrupted(job, stopped.halted) from None
     except KeyboardInterrupt:
         raise Interrupted("stopped by Ctrl-C.") from None
     except (Complaint, SystemExit):
         raise
+    except BadJob as error:
+        raise Complaint(_sentence(error)) from error
     except Exception as error:
         raise Failure(f"worker {os.environ['RANK']} failed: {_sentence(error)}") from error
 
 
-def launch(job: Job, num_workers: int, on_event: Callable[[Event], None]) -> None:
-    """Start the workers, hand on what rank 0 reports, and leave none behind, however this ends."""
+def launch(job: Job, num_workers: int, on_event: Callable[[Event], None], on_stop: Callable[[], None]) -> None:
+    """Start the workers, hand on what rank 0 reports, and leave none behind, however this ends.
+
+    The first Ctrl-C lets them finish a step and save a checkpoint, where there is a folder for it (``on_stop`` is
+    called); the second does not.
+    """
     with _handling(signal.SIGINT, signal.SIG_IGN):  # what is started here inherits it: the parent decides
         context = _context()
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder, contextlib.ExitStack() as stack:
-        workers: list[BaseProcess] = []
-        pipes: list[Connection] = []
-        stack.callback(_end_all, workers)
+        supervisor = _Supervisor(job, on_event, on_stop)
+        stack.callback(_end_all, supervisor.workers)
+        stack.enter_context(_handling(signal.SIGTERM, _exit))
+        stack.enter_context(_handling(signal.SIGINT, supervisor.on_ctrl_c))
         try:
-            with _handling(signal.SIGTERM, _exit):
-                for rank in range(num_workers):
-                    ours, theirs = context.Pipe(duplex=False)
-                    worker = context.Process(
-                        target=_worker,
-                        args=(rank, num_workers, Path(folder, "store").as_uri(), job, theirs),
-                        name=f"thinwire worker {rank}",
-                        daemon=True,
-                    )
-                    worker.start()
-                    theirs.close()
-                    workers.append(worker)
-                    pipes.append(ours)
-                _supervise(workers, pipes, on_event)
-        except KeyboardInterrupt:
-            _end_all(workers)
-            raise Interrupted(f"stopped by Ctrl-C; all {num_workers} workers have ended.") from None
+            for rank in range(num_workers):
+                ours, theirs = context.Pipe()
+                worker = context.Process(
+                    target=_worker,
+                    args=(Place(rank, num_workers, rank, num_workers), Path(folder, "store").as_uri(), job, theirs),
+                    name=f"thinwire worker {rank}",
+                    daemon=True,
+                )
+                worker.start()
+                theirs.close()
+                supervisor.workers.append(worker)
+                supervisor.pipes.append(ours)
+            supervisor.run()
         except (EOFError, ConnectionError) as error:
             raise Failure("the local workers could not be started.") from error
 
 
-def _supervise(workers: list[BaseProcess], pipes: list[Connection], on_event: Callable[[Event], None]) -> None:
-    """Read every pipe until all workers have closed theirs; the first failure ends all of them."""
-    ranks = {pipe: rank for rank, pipe in enumerate(pipes)}
-    troubles: list[Trouble] = []
-    dead: list[int] = []  # ended without a word: killed
-    deadline_s: float | None = None
-    while ranks:
-        left_s = None if deadline_s is None else deadline_s - time.monotonic()
-        if left_s is not None and left_s <= 0:
-            break
-        for pipe in wait(list(ranks), left_s):
-            assert isinstance(pipe, Connection)
-            rank = ranks[pipe]
-            try:
-                message = pipe.recv()
-            except (EOFError, OSError):
-                del ranks[pipe]
-                workers[rank].join()
-                if workers[rank].exitcode != 0 and all(trouble.rank != rank for trouble in troubles):
-                    dead.append(rank)
-                    deadline_s = deadline_s or time.monotonic() + GRACE_S
-                continue
-            if isinstance(message, Trouble):
-                troubles.append(message)
-                deadline_s = deadline_s or time.monotonic() + GRACE_S
-            elif not troubles:
-                on_event(message)
-    if not dead and not troubles:
-        return
-    _end_all(workers)
-    others = "; the others were stopped" if len(workers) > 1 else ""
-    if dead:
-        raise Failure(f"worker {dead[0]} {_ending(workers[dead[0]].exitcode)}{others}.")
-    first = min(troubles, key=lambda trouble: trouble.at_s)
-    if os.environ.get("THINWIRE_DEBUG"):
-        print(first.details, file=sys.stderr)
-    raise Failure(f"worker {first.rank} failed{others}: {first.sentence}")
+class _Supervisor:
+    """Reads every worker's pipe until all have closed theirs; the first failure ends all of them."""
+
+    def __init__(self, job: Job, on_event: Callable[[Event], None], on_stop: Callable[[], None]) -> None:
+        self.job, self.on_event, self.on_stop = job, on_event, on_stop
+        self.workers: list[BaseProcess] = []
+        self.pipes: list[Connection] = []
+        self.troubles: list[Trouble] = []
+        self.dead: list[int] = []  # ended without a word: killed
+        self.halted: Halted | None = None
+        self.num_ctrl_c = 0
+        self.deadline_s: float | None = None
+        self.alarm, self._ring = multiprocessing.Pipe(duplex=False)  # rings when Ctrl-C was pressed
+
+    def on_ctrl_c(self, number: int, frame: FrameType | None) -> None:
+        self._ring.send_bytes(b"!")  # and not an exception, which could hit a line of the run folder in the middle
+
+    def run(self) -> None:
+        ranks = {pipe: rank for rank, pipe in enumerate(self.pipes)}
+        while ranks:
+            left_s = None if self.deadline_s is None else self.deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                break
+            for pipe in wait([*ranks, self.alarm], left_s):
+                assert isinstance(pipe, Connection)
+                if pipe is self.alarm:
+                    self.alarm.recv_bytes()
+                    self._stop()
+                elif pipe in ranks and not self._read(pipe, ranks[pipe]):
+                    del ranks[pipe]
+        if self.halted is not None and not self.dead and not self.troubles:
+            raise _interrupted(self.job, self.halted)
+        if self.dead or self.troubles:
+            self._fail()
+
+    def _stop(self) -> None:
+        self.num_ctrl_c += 1
+        if self.job.out is None or self.num_ctrl_c > 1:
+            _end_all(self.workers)
+            raise Interrupted(f"stopped by Ctrl-C; all {len(self.workers)} workers have ended.")
+        self.on_stop()
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError):
+                pipe.send("stop")
+
+    def _hurry(self) -> None:
+        self.deadline_s = self.deadline_s or time.monotonic() + GRACE_S
+
+    def _read(self, pipe: Connection, rank: int) -> bool:
+        """Take one message; False when there will be no more."""
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError):
+            self.workers[rank].join()
+            if self.workers[rank].exitcode != 0 and all(trouble.rank != rank for trouble in self.troubles):
+                self.dead.append(rank)
+                self._hurry()
+            return False
+        if isinstance(message, Trouble):
+            self.troubles.append(message)
+            self._hurry()
+        elif not self.troubles:
+            if isinstance(message, Halted):
+                self.halted = message
+            self.on_event(message)
+        return True
+
+    def _fail(self) -> NoReturn:
+        _end_all(self.workers)
+        others = "; the others were stopped" if len(self.workers) > 1 else ""
+        if self.dead:
+            raise Failure(f"worker {self.dead[0]} {_ending(self.workers[self.dead[0]].exitcode)}{others}.")
+        first = min(self.troubles, key=lambda trouble: trouble.at_s)
+        if os.environ.get("THINWIRE_DEBUG"):
+            print(first.details, file=sys.stderr)
+        if first.is_complaint:
+            raise Complaint(first.sentence)
+        raise Failure(f"worker {first.rank} failed{others}: {first.sentence}")
 
 
-def _worker(rank: int, world: int, store: str, job: Job, pipe: Connection) -> None:
+def _interrupted(job: Job, halted: Halted) -> Interrupted:
+    return Interrupted(f"stopped at step {halted.step} of {halted.num_steps} of {halted.spec}; {how_to_go_on(job)}")
+
+
+def how_to_go_on(job: Job) -> str:
+    assert job.out is not None
+    return f"go on from the checkpoint with: thinwire train --resume {shlex.quote(os.path.relpath(job.out))}"
+
+
+def _worker(place: Place, store: str, job: Job, pipe: Connection) -> None:
     """The life of a local worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -141,26 +228,22 @@ def _worker(rank: int, world: int, store: str, job: Job, pipe: Connection) -> No
     if (loopback := _loopback()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     try:
-        _train_all(job, pipe.send, init_method=store, rank=rank, world_size=world)
+        train_all(
+            job, place, pipe.send, stop=lambda: job.out is not None and pipe.poll(),
+            init_method=store, rank=place.rank, world_size=place.world,
+        )  # fmt: skip
+    except Stopped as stopped:
+        if place.rank == 0:
+            pipe.send(stopped.halted)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            pipe.send(Trouble(rank, time.time(), _sentence(error), traceback.format_exc()))
+            trouble = Trouble(
+                place.rank, time.time(), _sentence(error), traceback.format_exc(), isinstance(error, BadJob)
+            )
+            pipe.send(trouble)
         # Leave without destructors: those of a broken process group can wait for the peers.
         sys.stderr.flush()
         os._exit(1)
-
-
-def _train_all(job: Job, report: Callable[[Event], None], **rendezvous: Any) -> None:
-    """Every method of the job, one after the other, in this process and its group."""
-    torch.set_num_threads(1)  # workers share the cores
-    dist.init_process_group("gloo", **rendezvous)
-    try:
-        recipe = RECIPES[job.recipe]()
-        for spec in job.specs:
-            train(recipe, spec, epochs=job.epochs, seed=job.seed, report=report)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 def _context() -> Any:
@@ -231,6 +314,10 @@ def _ending(exit_code: int | None) -> str:
 
 
 def _sentence(error: BaseException) -> str:
+    """One sentence for an exception; those of the network say what a user can look at."""
     text = " ".join(str(error).split())
-    sentence = text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}".removesuffix(": ")
+    sentence = network_sentence(text)
+    if sentence is None:
+        named = f"{type(error).__name__}: {text}".removesuffix(": ")
+        sentence = text if isinstance(error, ValueError) and text else named
     return sentence if sentence.endswith(".") else f"{sentence}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 
 import torch
@@ -9,18 +10,61 @@ import torch.distributed as dist
 import typer
 
 import thinwire
-from thinwire import kernels
+from thinwire import emulation, kernels
+from thinwire.bench.rows import commit
+from thinwire.cli._environment import cpu_name, num_cores, os_name
+
+EXTRAS = {  # package: the extra that brings it, and what it is for
+    "sacrebleu": ("recipes", "BLEU in the translation recipes"),
+    "tensorboard": ("tensorboard", "thinwire train --tensorboard"),
+}
 
 
 def info() -> None:
-    """Versions, communication backends and kernels in use."""
-    rows = {
-        "thinwire": thinwire.__version__,
-        "torch": torch.__version__,
-        "python": f"{platform.python_version()} ({platform.system()} {platform.machine()})",
-        "gloo": "available" if dist.is_available() and dist.is_gloo_available() else "not available",
-        "nccl": "available" if dist.is_available() and dist.is_nccl_available() else "not available",
-        "kernels": kernels.describe().removeprefix("kernels: "),
-    }
-    for name, value in rows.items():
-        typer.echo(f"{name:<10}{value}")
+    """Versions, kernels in use and why, GPUs, Gloo and NCCL, and whether clusters can be emulated here."""
+    for name, value in rows():
+        typer.echo(f"{name:<12}{value}")
+
+
+def rows() -> list[tuple[str, str]]:
+    cores = num_cores()
+    return [
+        ("thinwire", f"{thinwire.__version__} (commit {commit()})"),
+        ("torch", torch.__version__),
+        ("python", f"{platform.python_version()} ({os_name()})"),
+        ("cpu", f"{cpu_name()}, {cores} core{'s' if cores > 1 else ''} for this process"),
+        ("gpu", _gpus()),
+        ("kernels", kernels.describe().removeprefix("kernels: ")),
+        ("gloo", _backend(dist.is_available() and dist.is_gloo_available())),
+        ("nccl", _backend(dist.is_available() and dist.is_nccl_available())),
+        ("clusters", _clusters()),
+        *(("extra", _extra(package, *row)) for package, row in EXTRAS.items()),
+    ]
+
+
+def _backend(there: bool) -> str:
+    return "available" if there else "not available in this torch"
+
+
+def _gpus() -> str:
+    if not torch.cuda.is_available():
+        return "none that torch sees" + ("" if torch.version.cuda else " (this torch is built without CUDA)")
+    names = []
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        names.append(f"{found.name} ({found.total_memory / 2**30:.0f} GiB)")
+    return "; ".join(names)
+
+
+def _clusters() -> str:
+    why = emulation.why_not()
+    if why is not None:
+        return f"cannot be emulated here: {why}"
+    latency = emulation.why_no_latency()
+    return "can be emulated here (thinwire cluster)" + (f", without latency: {latency}" if latency else "")
+
+
+def _extra(package: str, extra: str, use: str) -> str:
+    if importlib.util.find_spec(package) is not None:
+        return f"{package} is there, for {use}"
+    return f"{package} is not installed (for {use}: pip install 'thinwire[{extra}]')"

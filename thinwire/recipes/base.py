@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from thinwire.methods import Method
+
 Batch = tuple[Tensor, ...]
+
+# Methods whose exchange returns the mean gradient of this very step. What the others return is a sum over many steps
+# (a residual), holds momentum, or is a sign: clipping it would lose gradient or mean nothing.
+GIVES_THE_GRADIENT = ("dense", "noop", "terngrad")
 
 
 class MissingData(ValueError):
@@ -45,6 +52,16 @@ class Recipe(ABC):
     batch_size: ClassVar[int]
     #: Learning-rate factor by method name, where updates are not on the scale of a gradient. Users see it.
     lr_factors: ClassVar[Mapping[str, float]] = {}
+    #: The method that suits this recipe, with its options, for those who name none.
+    default_method: ClassVar[str] = "dgc"
+    #: The gradient's norm is clipped at this; see `adapted` and `clip`.
+    clip_norm: float | None = None
+    #: Whether the constructor needs a data folder.
+    needs_data: ClassVar[bool] = False
+    #: How many numbers `score` returns, also where a rank has no test batch.
+    num_scores: ClassVar[int] = 2
+    #: Attributes that `set` may change before anything else is called.
+    settings: ClassVar[tuple[str, ...]] = ("batch_size",)
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         """Read the data, from the folder ``data`` where the recipe needs one, else raise MissingData.
@@ -57,9 +74,55 @@ class Recipe(ABC):
         """The factor on this recipe's learning rate for the method of this name ("dgc", "signsgd", ...)."""
         return self.lr_factors.get(method, 1.0)
 
+    def set(self, name: str, text: str) -> None:
+        """Change one of `settings` for this run: recipe.set("batch_size", "256"), read as its value's own type."""
+        if name not in self.settings:
+            near = difflib.get_close_matches(name, self.settings, n=1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            known = ", ".join(self.settings)
+            raise ValueError(f"recipe {self.name!r} has no setting {name!r}{meant}; known settings: {known}")
+        before: Any = getattr(self, name)
+        try:
+            value = _TRUTH[text.lower()] if isinstance(before, bool) else type(before)(text)
+        except (KeyError, ValueError):
+            kind = {bool: "true or false", int: "a whole number"}.get(type(before), "a number")
+            raise ValueError(f"recipe {self.name!r}: {name} must be {kind}, not {text!r}") from None
+        setattr(self, name, value)
+
+    def adapted(self, method: Method) -> Method:
+        """The method as this recipe runs it; what differs from what was asked for shows in its string.
+
+        Where the recipe clips gradients and the method can clip before it accumulates (DGC, section 2.2: at
+        clip_norm / sqrt(N) on every worker), it does, unless the method was given a threshold of its own.
+        """
+        if self.clip_norm is None or getattr(method, "clip_norm", self.clip_norm) is not None:
+            return method
+        changed: Any = {"clip_norm": self.clip_norm}
+        return replace(method, **changed)
+
+    def clip(self, parameters: Iterable[nn.Parameter], method: Method) -> None:
+        """Clip the mean gradient: called after `backward`, before `optimizer.step`, with the adapted method.
+
+        Does nothing where the recipe does not clip, and where what was exchanged is not this step's gradient.
+        """
+        if self.clip_norm is not None and method.name in GIVES_THE_GRADIENT:
+            nn.utils.clip_grad_norm_(list(parameters), self.clip_norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank carries from batch to batch (the state of a recurrent model); empty for most recipes.
+
+        To go on in the middle of an epoch: start `train_batches`, pass over the batches that are done, then
+        `load_state_dict`. At the beginning of an epoch nothing is carried.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave on the same rank."""
+        assert not state, "this recipe carries nothing"
+
     @abstractmethod
     def model(self) -> nn.Module:
-        """A fresh model, initialised from torch's global generator."""
+        """A fresh model on the CPU, initialised from torch's global generator; the caller moves it to `device`."""
 
     @abstractmethod
     def optimizer(self, parameters: Iterable[nn.Parameter], lr_factor: float) -> torch.optim.Optimizer:
@@ -86,12 +149,19 @@ class Recipe(ABC):
         """() The mean training loss over the batch."""
 
     @abstractmethod
-    def score(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
-        """(sum, count) for one test batch; added up over batches and ranks and given to `judge`."""
+    def score(self, model: nn.Module, batch: Batch) -> tuple[float, ...]:
+        """`num_scores` numbers for one test batch, most often (sum, count).
+
+        They are added up over batches and ranks and then given to `judge`. The model is not wrapped in DDP, is in
+        evaluation mode and no gradients are recorded.
+        """
 
     @abstractmethod
-    def judge(self, total: float, count: int) -> float:
+    def judge(self, *totals: float) -> float:
         """The metric's value from the added-up scores."""
+
+
+_TRUTH = {"true": True, "false": False}
 
 
 def samples_in(batch: Batch) -> int:

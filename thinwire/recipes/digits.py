@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from thinwire.recipes.base import Batch, Metric, Recipe
+from thinwire.recipes.sharing import epoch_generator, part_of_batch
 
 NUM_TEST = 600  # of 1,797; a third, so that one point of accuracy is six images and not three
 SPLIT_SEED = 1998
@@ -33,6 +34,8 @@ class Digits(Recipe):
     num_lr_warmup_epochs = 2
     # A majority vote is +1 or -1 for every weight: the learning rate is the length of the step itself.
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.02}
+    default_method = "dgc:density=0.005,warmup=36,dense_below=256"
+    settings = ("batch_size", "lr")
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         super().__init__(data, device)
@@ -81,14 +84,13 @@ class Digits(Recipe):
 
     def train_batches(self, epoch: int, *, seed: int, rank: int, world: int) -> Iterator[Batch]:
         # Order and shifts are drawn for the global batch and shared out: N workers see what one would see.
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        part = part_of_batch(self, rank, world)
+        generator = epoch_generator(seed, epoch)
         order = torch.randperm(len(self.y_train), generator=generator)
-        share = max(1, self.batch_size // world)
         for first in range(0, self.num_batches(world) * self.batch_size, self.batch_size):
             shifts = torch.randint(-1, 2, (self.batch_size, 2), generator=generator)  # (B, 2) rows, columns
-            mine = torch.arange(rank * share, (rank + 1) * share) % self.batch_size
-            chosen = order[first + mine]
-            yield shifted(self.x_train[chosen], shifts[mine]).to(self.device), self.y_train[chosen].to(self.device)
+            chosen = order[first : first + self.batch_size][part]
+            yield shifted(self.x_train[chosen], shifts[part]).to(self.device), self.y_train[chosen].to(self.device)
 
     def test_batches(self, *, rank: int, world: int) -> Iterator[Batch]:
         if rank < NUM_TEST:
@@ -98,12 +100,13 @@ class Digits(Recipe):
         x, y = batch
         return F.cross_entropy(model(x), y)
 
-    def score(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+    def score(self, model: nn.Module, batch: Batch) -> tuple[float, ...]:
         x, y = batch
         return float((model(x).argmax(dim=1) == y).sum()), len(y)
 
-    def judge(self, total: float, count: int) -> float:
-        return 100.0 * total / count
+    def judge(self, *totals: float) -> float:
+        right, count = totals
+        return 100.0 * right / count
 
 
 def shifted(x: Tensor, shifts: Tensor) -> Tensor:

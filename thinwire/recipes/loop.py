@@ -1,11 +1,16 @@
-"""The training loop of every recipe: a plain DDP loop with one added line, and reports on how it goes."""
+"""The training loop of every recipe: a plain DDP loop with one added line, and reports on how it goes.
+
+What a step costs beyond a plain loop is two clock readings (on a GPU, two events). Everything else, all that waits for
+the GPU or for other ranks, happens at checks, about four times a second.
+"""
 
 from __future__ import annotations
 
-import time
+import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,170 +18,309 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.recipes.base import Recipe, samples_in
+from thinwire import peers
+from thinwire.recipes.base import Batch, Recipe, samples_in
+from thinwire.recipes.checkpoints import Checkpoints
+from thinwire.recipes.events import Breakdown, Epoch, Halted, Outcome, Progress, Report, Steps
+from thinwire.recipes.histograms import GradientTap, histograms
+from thinwire.recipes.tally import Clock, Tally, tally
+from thinwire.transport import TorchNet
 
-REPORT_EVERY_S = 0.1
+CHECK_EVERY_S = 0.25
+NUM_LINES = 100  # "steps" lines of a run, or fewer: they are at least LEAST_LINE_STEPS apart
+LEAST_LINE_STEPS = 10
+HISTOGRAM_EVERY = 10  # in "steps" lines
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands, seen from rank 0."""
+# torch 2.13 renamed this argument and warns about the old name; older versions know only that one.
+_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
+_NAME = "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
+NO_BUFFER_BROADCAST: dict[str, Any] = {_NAME: False}
 
-    spec: str
-    epoch: int  # from 1
+
+class Stopped(Exception):
+    """The run was asked to stop and did, between two steps, with a checkpoint."""
+
+    def __init__(self, halted: Halted) -> None:
+        super().__init__(f"stopped at step {halted.step}")
+        self.halted = halted
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is the same for all methods of a run, and for all ranks."""
+
     epochs: int
-    step: int  # finished optimizer steps
-    num_steps: int
-    loss: float  # mean over this epoch so far, on rank 0
-    samples_per_s: float  # all workers together, evaluation not counted
-    bytes_sent: int  # by rank 0
-    ratio: float | None
+    seed: int
+    checkpoint_every: int = 1  # epochs; with `checkpoints` given
+    histograms: bool = False
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """One line of metrics.jsonl; means over all workers."""
+class Training:
+    """One method's training from the recipe's initial parameters; every rank of the default group makes one.
 
-    spec: str
-    epoch: int
-    step: int
-    loss: float
-    metric: float
-    lr: float
-    seconds: float
-    samples_per_s: float
-    bytes_sent: float
-    ratio: float | None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a finished run came to."""
-
-    spec: str
-    metric: float
-    loss: float
-    steps: int
-    seconds: float  # training alone, without evaluation
-    samples_per_s: float
-    bytes_sent: float  # over a worker's link, mean
-    bytes_sent_max: float  # over the busiest worker's link
-    ratio: float | None  # dense fp32 bytes / bytes of frames handed to the transport
-    link_ratio: float | None  # bytes of a dense fp32 ring all-reduce / bytes over the link
-    lr_factor: float
-
-
-Event = Progress | Epoch | Outcome
-Report = Callable[[Event], None]
-
-
-def method_name(spec: str) -> str:
-    """The part of a method spec before its options: "dgc" of "dgc:density=0.01"."""
-    return spec.partition(":")[0]
-
-
-def train(recipe: Recipe, spec: str, *, epochs: int, seed: int, report: Report) -> Outcome:
-    """Train one method from the recipe's initial parameters; every rank of the default group calls this.
-
-    Only rank 0 reports. The same seed gives every method the same initial parameters, data order and
-    augmentation.
+    Only rank 0 reports. The same seed gives every method the same initial parameters, data order and augmentation.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
-    method = thinwire.parse_method(spec)
-    lr_factor = recipe.lr_factor(method_name(spec))
-    torch.manual_seed(seed)
-    model = DistributedDataParallel(recipe.model())
-    optimizer = recipe.optimizer(model.parameters(), lr_factor)
-    num_batches = recipe.num_batches(world)
-    num_steps = epochs * num_batches
-    schedule = recipe.schedule(optimizer, num_steps)
-    wire = thinwire.attach(model, optimizer, method)
 
-    step, samples, seconds, last_report_s = 0, 0, 0.0, 0.0
-    loss_mean = metric = 0.0
-    for epoch in range(1, epochs + 1):
-        model.train()
-        loss_sum = torch.zeros(())
-        start_s = time.perf_counter()
-        for in_epoch, batch in enumerate(recipe.train_batches(epoch, seed=seed, rank=rank, world=world), start=1):
-            optimizer.zero_grad()
-            loss = recipe.loss(model, batch)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            step += 1
-            samples += samples_in(batch) * world
-            loss_sum += loss.detach()
-            now_s = time.perf_counter()
-            if rank == 0 and (now_s - last_report_s > REPORT_EVERY_S or step == num_steps):
-                last_report_s, stats = now_s, wire.stats
-                report(
-                    Progress(
-                        spec=spec,
-                        epoch=epoch,
-                        epochs=epochs,
-                        step=step,
-                        num_steps=num_steps,
-                        loss=float(loss_sum) / in_epoch,
-                        samples_per_s=samples / (seconds + now_s - start_s),
-                        bytes_sent=stats.bytes_sent,
-                        ratio=stats.ratio,
-                    )
-                )
-        seconds += time.perf_counter() - start_s
-        metric = evaluate(recipe, model, method, rank, world)
-        stats = wire.stats
-        loss_mean, bytes_mean = mean_over_workers(float(loss_sum) / num_batches, stats.bytes_sent)
-        if rank == 0:
-            report(
-                Epoch(
-                    spec=spec,
-                    epoch=epoch,
-                    step=step,
-                    loss=loss_mean,
-                    metric=metric,
-                    lr=float(optimizer.param_groups[0]["lr"]),
-                    seconds=seconds,
-                    samples_per_s=samples / seconds,
-                    bytes_sent=bytes_mean,
-                    ratio=stats.ratio,
+    def __init__(self, recipe: Recipe, spec: str, plan: Plan, net: TorchNet, report: Report) -> None:
+        self.recipe, self.spec, self.plan, self.net, self.report = recipe, spec, plan, net, report
+        self.method = recipe.adapted(peers.parse(spec))
+        self.lr_factor = recipe.lr_factor(self.method.name)
+        torch.manual_seed(plan.seed)
+        # Buffers need no broadcast at every step: what training itself reads of them is each rank's own.
+        self.model = DistributedDataParallel(recipe.model().to(recipe.device), **NO_BUFFER_BROADCAST)
+        torch.manual_seed(plan.seed * 1_000_003 + 1 + net.rank)  # dropout differs between ranks
+        self.optimizer = recipe.optimizer(self.model.parameters(), self.lr_factor)
+        self.num_batches = recipe.num_batches(net.size)
+        self.num_steps = plan.epochs * self.num_batches
+        self.schedule = recipe.schedule(self.optimizer, self.num_steps)
+        self.wire = thinwire.attach(self.model, self.optimizer, self.method)
+
+        self.epoch, self.step = 1, 0
+        # (2,) sums of losses: of this epoch so far, and since the last "steps" line
+        self.losses = torch.zeros(2, device=recipe.device)
+        self.metric: float | None = None
+        self.loss_mean = self.bytes_mean = 0.0
+        self.before = Tally()  # until this process took over
+        self.at_line = Tally()
+        self.clock, self.samples, self.first_step = Clock(recipe.device), 0, 0
+        self.line_every = max(LEAST_LINE_STEPS, round(self.num_steps / NUM_LINES))
+        self.next_check, self.last_check = 1, (0, 0.0)
+        self._carried: tuple[dict[str, Any], list[Tensor]] | None = None
+
+    # ---------------------------------------------------------------------------------------------- going through
+
+    def run(
+        self, checkpoints: Checkpoints | None, index: int, outcomes: list[Outcome], stop: Callable[[], bool]
+    ) -> Outcome:
+        """Train to the end, or raise Stopped when any rank's ``stop()`` says so and a checkpoint was made.
+
+        ``index`` and ``outcomes`` (of the methods before this one) go into the checkpoints.
+        """
+
+        def save() -> None:
+            if checkpoints is not None:
+                finished = [dataclasses.asdict(outcome) for outcome in outcomes]
+                checkpoints.save((index, self.step), {**self.state_dict(), "spec": self.spec, "outcomes": finished})
+
+        while self.epoch <= self.plan.epochs:
+            wanted = self._train_epoch(stop)
+            done = self.step == self.epoch * self.num_batches
+            if done:
+                self._finish_epoch()
+            if wanted or (done and (self.epoch - 1) % self.plan.checkpoint_every == 0):
+                save()
+            if wanted:
+                raise Stopped(Halted(self.spec, min(self.epoch, self.plan.epochs), self.step, self.num_steps))
+        return self._outcome()
+
+    def _train_epoch(self, stop: Callable[[], bool]) -> bool:
+        """Train to the end of the epoch, or until a rank wants to stop, and say whether one does."""
+        self.model.train()
+        batches = self.recipe.train_batches(self.epoch, seed=self.plan.seed, rank=self.net.rank, world=self.net.size)
+        end = self.epoch * self.num_batches
+        for _ in range(self.step - (end - self.num_batches)):
+            next(batches)  # done before the interruption
+        self._restore_carried()
+        self.clock.start()
+        try:
+            while self.step < end:
+                self._train_step(next(batches))
+                is_due = self.step in (self.next_check, end) or self.step % self.line_every == 0
+                if is_due and self._check(stop()):
+                    return True
+        finally:
+            self.clock.stop()
+        return False
+
+    def _train_step(self, batch: Batch) -> None:
+        tap = None
+        if self.plan.histograms and self.step % (HISTOGRAM_EVERY * self.line_every) == 0:
+            tap = GradientTap(self.model.module)
+        self.optimizer.zero_grad()
+        self.clock.forward()
+        loss = self.recipe.loss(self.model, batch)
+        loss.backward()
+        self.clock.backward_done()
+        if tap is not None:
+            self._report_histograms(tap)
+        self.recipe.clip(self.model.parameters(), self.method)
+        self.optimizer.step()
+        self.schedule.step()
+        self.step += 1
+        self.samples += samples_in(batch) * self.net.size
+        self.losses += loss.detach()
+
+    def _report_histograms(self, tap: GradientTap) -> None:
+        tap.close()
+        found = histograms(self.spec, self.method, self.model.module, tap, self.step, self.net)
+        if found is not None:
+            self.report(found)
+
+    @property
+    def tally(self) -> Tally:
+        """The run so far, over interruptions; waits for what is under way."""
+        stats = self.wire.snapshot(residual_norm=False)
+        return self.before + tally(self.clock, stats, self.step - self.first_step, self.samples)
+
+    def _check(self, wants_stop: bool) -> bool:
+        """Tell how it goes, and return whether any rank wants to stop. Collective, at the same steps on every rank."""
+        in_epoch = self.step - (self.epoch - 1) * self.num_batches
+        epoch_loss, line_loss = self.losses.tolist()  # waits for the GPU
+        so_far = self.tally
+        line = so_far - self.at_line
+        steps_since, seconds_since = self.step - self.last_check[0], so_far.seconds - self.last_check[1]
+        mine = [wants_stop, seconds_since / steps_since, epoch_loss / in_epoch, line_loss / max(1, line.steps)]
+        mine += [so_far.bytes_sent, *dataclasses.astuple(line.breakdown)]
+        stop, step_s, self.loss_mean, line_loss, self.bytes_mean, *parts = mean_over_workers(self.net, *mine)
+        self.last_check = (self.step, so_far.seconds)
+        self.next_check = self.step + max(1, round(CHECK_EVERY_S / step_s))
+        is_line = self.step % self.line_every == 0 or self.step == self.num_steps
+        if is_line:
+            self.at_line = so_far
+            self.losses[1] = 0
+        if self.net.rank == 0:
+            self.report(
+                Progress(
+                    spec=self.spec,
+                    epoch=self.epoch,
+                    epochs=self.plan.epochs,
+                    step=self.step,
+                    num_steps=self.num_steps,
+                    loss=self.loss_mean,
+                    metric=self.metric,
+                    samples_per_s=so_far.samples / so_far.seconds,
+                    bytes_sent=self.bytes_mean,
+                    ratio=so_far.ratio,
                 )
             )
-    most = torch.tensor(float(stats.bytes_sent), dtype=torch.float64)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    outcome = Outcome(
-        spec=spec,
-        metric=metric,
-        loss=loss_mean,
-        steps=step,
-        seconds=seconds,
-        samples_per_s=samples / seconds,
-        bytes_sent=bytes_mean,
-        bytes_sent_max=float(most),
-        ratio=stats.ratio,
-        link_ratio=stats.link_ratio,
-        lr_factor=lr_factor,
-    )
-    wire.detach()
-    if rank == 0:
-        report(outcome)
-    return outcome
+            if is_line:
+                self.report(
+                    Steps(
+                        spec=self.spec,
+                        epoch=self.epoch,
+                        step=self.step,
+                        loss=line_loss,
+                        seconds=so_far.seconds,
+                        bytes_sent=self.bytes_mean,
+                        breakdown=Breakdown(*parts),
+                    )
+                )
+        return stop > 0
+
+    def _finish_epoch(self) -> None:
+        self.metric = evaluate(self.recipe, self.model, self.method, self.net)
+        so_far = self.tally
+        if self.net.rank == 0:
+            self.report(
+                Epoch(
+                    spec=self.spec,
+                    epoch=self.epoch,
+                    step=self.step,
+                    loss=self.loss_mean,
+                    metric=self.metric,
+                    lr=float(self.optimizer.param_groups[0]["lr"]),
+                    seconds=so_far.seconds,
+                    samples_per_s=so_far.samples / so_far.seconds,
+                    bytes_sent=self.bytes_mean,
+                    ratio=so_far.ratio,
+                )
+            )
+        self.epoch += 1
+        self.losses[0] = 0
+
+    def _outcome(self) -> Outcome:
+        so_far = self.tally
+        assert self.metric is not None
+        most = torch.tensor(float(so_far.bytes_sent), dtype=torch.float64, device=self.net.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        outcome = Outcome(
+            spec=self.spec,
+            metric=self.metric,
+            loss=self.loss_mean,
+            steps=self.step,
+            seconds=so_far.seconds,
+            samples_per_s=so_far.samples / so_far.seconds,
+            bytes_sent=self.bytes_mean,
+            bytes_sent_max=float(most),
+            ratio=so_far.ratio,
+            link_ratio=so_far.link_ratio(self.net.size),
+            lr_factor=self.lr_factor,
+            method=str(self.method),
+            breakdown=Breakdown(*mean_over_workers(self.net, *dataclasses.astuple(so_far.breakdown))),
+        )
+        self.wire.detach()
+        return outcome
+
+    # --------------------------------------------------------------------------------------- going on after a stop
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything of this rank that a later process needs to go on as if nothing had happened."""
+        device = self.recipe.device
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "model": self.model.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "wire": self.wire.state_dict(),
+            "recipe": self.recipe.state_dict(),
+            "rng": [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])],
+            "losses": self.losses,
+            "numbers": {"metric": self.metric, "loss_mean": self.loss_mean, "bytes_mean": self.bytes_mean},
+            "tally": dataclasses.asdict(self.tally),
+            "at_line": dataclasses.asdict(self.at_line),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.model.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.wire.load_state_dict(state["wire"])
+        self.losses = state["losses"]
+        self.metric = state["numbers"]["metric"]
+        self.loss_mean, self.bytes_mean = state["numbers"]["loss_mean"], state["numbers"]["bytes_mean"]
+        self.before, self.at_line = Tally(**state["tally"]), Tally(**state["at_line"])
+        self.first_step, self.next_check = self.step, self.step + 1
+        self.last_check = (self.step, self.before.seconds)
+        self._carried = (state["recipe"], state["rng"])
+
+    def _restore_carried(self) -> None:
+        """What passing over the finished batches would disturb."""
+        if self._carried is None:
+            return
+        carried, rng = self._carried
+        self._carried = None
+        if self.step % self.num_batches:
+            self.recipe.load_state_dict(carried)
+        torch.set_rng_state(rng[0].cpu())
+        if len(rng) > 1:
+            torch.cuda.set_rng_state(rng[1].cpu(), self.recipe.device)
 
 
 @torch.no_grad()
-def evaluate(recipe: Recipe, model: DistributedDataParallel, method: thinwire.Method, rank: int, world: int) -> float:
+def evaluate(recipe: Recipe, model: DistributedDataParallel, method: thinwire.Method, net: TorchNet) -> float:
     """The recipe's metric on the whole test set, every rank judging its part."""
     module: nn.Module = model.module
     module.eval()
+    share_batch_statistics(module)
     # Methods that apply local gradients let replicas drift apart between averagings; what counts is the mean.
-    total, count = 0.0, 0
-    with averaged(module, world) if method.averaging_interval else nullcontext():
-        for batch in recipe.test_batches(rank=rank, world=world):
-            batch_total, batch_count = recipe.score(module, batch)
-            total, count = total + batch_total, count + batch_count
-    sums = torch.tensor([total, count], dtype=torch.float64)
-    dist.all_reduce(sums)
-    return recipe.judge(float(sums[0]), int(sums[1]))
+    totals = torch.zeros(recipe.num_scores, dtype=torch.float64)
+    with averaged(module, net.size) if method.averaging_interval else nullcontext():
+        for batch in recipe.test_batches(rank=net.rank, world=net.size):
+            totals += torch.tensor(recipe.score(module, batch), dtype=torch.float64)
+    totals = totals.to(net.device)
+    dist.all_reduce(totals)
+    return recipe.judge(*totals.tolist())
+
+
+def share_batch_statistics(module: nn.Module) -> None:
+    """Give all ranks rank 0's running means and variances, the ones that DDP would have given them at every step."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            for buffer in part.buffers():
+                dist.broadcast(buffer, 0)
 
 
 @contextmanager
@@ -193,8 +337,8 @@ def averaged(module: nn.Module, world: int) -> Iterator[None]:
             parameter.copy_(before)
 
 
-def mean_over_workers(*values: float) -> tuple[float, ...]:
+def mean_over_workers(net: TorchNet, *values: float) -> tuple[float, ...]:
     """The mean of each value over the ranks of the default group."""
-    sums: Tensor = torch.tensor(values, dtype=torch.float64)
+    sums: Tensor = torch.tensor(values, dtype=torch.float64, device=net.device)
     dist.all_reduce(sums)
-    return tuple((sums / dist.get_world_size()).tolist())
+    return tuple((sums / net.size).tolist())

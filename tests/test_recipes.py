@@ -1,0 +1,458 @@
+"""Every registered recipe keeps the contract of thinwire.recipes.base, on tiny data in the public formats."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import data_folders
+import pytest
+import torch
+from cluster import Cluster
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire
+from thinwire.recipes import RECIPES, MissingData, Recipe
+from thinwire.recipes.an4 import edit_distance, greedy_text
+from thinwire.recipes.base import samples_in
+from thinwire.recipes.data import an4, multi30k, words
+from thinwire.recipes.data.subwords import UNKNOWN, Subwords, learn, units
+from thinwire.recipes.images import cropped
+from thinwire.recipes.models.bigru import BiGru
+from thinwire.recipes.models.lstm_lm import LstmLanguageModel
+from thinwire.recipes.models.resnet_cifar import resnet
+from thinwire.recipes.models.transformer_lm import TransformerLanguageModel
+from thinwire.recipes.models.vgg_cifar import vgg16
+from thinwire.recipes.translation import bleu, bleu_counts
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "data"
+NEED_DATA = [name for name, recipe in RECIPES.items() if recipe.needs_data]
+# The same code at another size: what trains `ptb-lstm` and `cifar10-resnet20` trains these.
+LARGE = ("ptb-lstm-1500", "cifar10-resnet110")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_folders.write_all(tmp_path_factory.mktemp("data"))
+
+
+def small(name: str, folder: Path, batch_size: int = 8) -> Recipe:
+    """The recipe on the small folder, with a batch that fits it."""
+    recipe = RECIPES[name](folder)
+    recipe.set("batch_size", str(batch_size))
+    return recipe
+
+
+def samples(batches: Iterator[tuple[Tensor, ...]], count: int) -> list[list[list[float]]]:
+    """The first `count` batches as their samples: numbers of the first tensor, padding at the end left out."""
+    found = []
+    for _, batch in zip(range(count), batches, strict=False):
+        rows = [row.flatten().tolist() for row in batch[0]]
+        for row in rows:
+            while row and row[-1] == 0:
+                row.pop()
+        found.append(rows)
+    return found
+
+
+# ---- the contract
+
+
+def test_recipes_describe_themselves() -> None:
+    assert list(RECIPES) == [
+        "digits", "shakespeare", "mnist-lenet", "cifar10-resnet20", "cifar10-resnet110", "cifar10-vgg16", "ptb-lstm",
+        "ptb-lstm-1500", "wikitext2-transformer", "multi30k-transformer", "multi30k-gru", "an4-gru",
+    ]  # fmt: skip
+    for name, recipe in RECIPES.items():
+        assert recipe.name == name and recipe.summary and recipe.__doc__ and recipe.epochs > 0
+        assert recipe.batch_size % 4 == 0, "shared by 4 workers without a rest"
+        assert thinwire.parse_method(recipe.default_method)
+        assert set(recipe.lr_factors) <= set(thinwire.METHODS)
+        assert all(hasattr(recipe, setting) for setting in recipe.settings)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_workers_share_what_one_would_see(name: str, folder: Path) -> None:
+    recipe = small(name, folder)
+    assert recipe.num_batches(1) == recipe.num_batches(2) >= 2
+    whole = samples(recipe.train_batches(1, seed=3, rank=0, world=1), 2)
+    first = samples(recipe.train_batches(1, seed=3, rank=0, world=2), 2)
+    second = samples(recipe.train_batches(1, seed=3, rank=1, world=2), 2)
+    assert [a + b for a, b in zip(first, second, strict=True)] == whole
+    assert [len(rows) for rows in whole] == [8, 8]
+    assert samples(recipe.train_batches(1, seed=3, rank=1, world=2), 2) == second, "the same again"
+    assert samples(recipe.train_batches(2, seed=3, rank=1, world=2), 2) != second, "another epoch"
+    assert samples(recipe.train_batches(1, seed=4, rank=1, world=2), 2) != second, "another seed"
+    assert sum(1 for _ in recipe.train_batches(1, seed=0, rank=0, world=2)) == recipe.num_batches(2)
+    with pytest.raises(ValueError, match="too few for 9 workers"):
+        next(recipe.train_batches(1, seed=0, rank=8, world=9))
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in LARGE])
+def test_the_mean_over_workers_is_the_gradient_of_the_global_batch(name: str, folder: Path) -> None:
+    recipe = small(name, folder, batch_size=4)
+    torch.manual_seed(1)
+    model = recipe.model().eval()  # no dropout, no statistics of a batch
+
+    def gradient(rank: int, world: int) -> tuple[Tensor, Tensor]:
+        model.zero_grad()
+        batch = next(recipe.train_batches(1, seed=0, rank=rank, world=world))
+        assert samples_in(batch) == 4 // world
+        loss = recipe.loss(model, batch)
+        assert loss.shape == () and loss.isfinite()
+        loss.backward()
+        missing = [key for key, parameter in model.named_parameters() if parameter.grad is None]
+        assert not missing
+        return loss.detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    losses, gradients = zip(*(gradient(rank, 2) for rank in range(2)), strict=True)
+    loss, whole = gradient(0, 1)
+    assert whole.isfinite().all() and whole.norm() > 0
+    torch.testing.assert_close(sum(losses) / 2, loss, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sum(gradients) / 2, whole, rtol=1e-3, atol=float(1e-4 * whole.norm()))
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in LARGE])
+@torch.no_grad()
+def test_any_number_of_workers_judges_alike(name: str, folder: Path) -> None:
+    recipe = small(name, folder)
+    torch.manual_seed(2)
+    model = recipe.model().eval()
+    found = []
+    for world in (1, 3):
+        totals = torch.zeros(recipe.num_scores, dtype=torch.float64)
+        for rank in range(world):
+            for batch in recipe.test_batches(rank=rank, world=world):
+                scores = recipe.score(model, batch)
+                assert len(scores) == recipe.num_scores
+                totals += torch.tensor(scores, dtype=torch.float64)
+        found.append(totals)
+    # Nobody is left out, nobody counts twice; sums of logarithms may differ by rounding.
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-3)
+    value = recipe.judge(*found[0].tolist())
+    assert math.isfinite(value) and value >= 0
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in LARGE])
+def test_optimizer_and_schedule_cover_a_run(name: str, folder: Path) -> None:
+    recipe = small(name, folder)
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = recipe.optimizer([parameter], lr_factor=0.5)
+    schedule = recipe.schedule(optimizer, 40)
+    rates = []
+    for _ in range(40):
+        parameter.grad = torch.zeros(3)
+        optimizer.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        schedule.step()
+    assert max(rates) <= optimizer.param_groups[0]["initial_lr"] == recipe.lr * 0.5  # type: ignore[attr-defined]
+    assert max(rates) > 0.5 * recipe.lr * 0.5 and all(rate > 0 for rate in rates)  # type: ignore[attr-defined]
+    assert rates[-1] < 0.2 * max(rates)
+
+
+# ---- what users get wrong
+
+
+@pytest.mark.parametrize("name", NEED_DATA)
+def test_missing_data_is_answered_with_what_is_expected_where(name: str, tmp_path: Path) -> None:
+    for data, said in ((None, "--data DIR"), (tmp_path, str(tmp_path))):
+        with pytest.raises(MissingData, match="get it: ") as caught:
+            RECIPES[name](data)
+        assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_damaged_data_is_named(tmp_path: Path) -> None:
+    folder = data_folders.write_all(tmp_path)
+    for name, path, content in (
+        ("cifar10-resnet20", "cifar-10-batches-bin/data_batch_3.bin", b"x" * 100),
+        ("mnist-lenet", "MNIST/raw/train-labels-idx1-ubyte", b"x" * 100),
+        ("ptb-lstm", "ptb/ptb.train.txt", b""),
+        ("multi30k-gru", "multi30k/train.de", b"Ein Hund.\n"),
+        ("an4-gru", "an4/transcripts.tsv", b"train\tYES\n"),
+    ):
+        (folder / path).write_bytes(content)
+        with pytest.raises(ValueError, match="it may be damaged") as caught:
+            RECIPES[name](folder)
+        assert Path(path).name in str(caught.value)
+
+
+def test_settings_are_checked() -> None:
+    recipe = RECIPES["shakespeare"]()
+    recipe.set("batch_size", "64")
+    recipe.set("momentum", "0")
+    assert recipe.batch_size == 64 and recipe.momentum == 0.0 and RECIPES["shakespeare"].batch_size != 64  # type: ignore[attr-defined]
+    assert recipe.optimizer([nn.Parameter(torch.ones(1))], 1.0).param_groups[0]["momentum"] == 0
+    with pytest.raises(
+        ValueError, match=r"no setting 'batchsize' \(did you mean 'batch_size'\?\); known settings: batch_"
+    ):
+        recipe.set("batchsize", "64")
+    with pytest.raises(ValueError, match="batch_size must be a whole number, not 'many'"):
+        recipe.set("batch_size", "many")
+
+
+def test_image_recipes_take_another_solver(folder: Path) -> None:
+    recipe = small("mnist-lenet", folder)
+    recipe.set("solver", "adam")
+    recipe.set("nesterov", "true")
+    assert isinstance(recipe.optimizer([nn.Parameter(torch.ones(1))], 1.0), torch.optim.Adam)
+    recipe.set("solver", "adams")
+    with pytest.raises(ValueError, match="solver must be one of sgd, adam, not 'adams'"):
+        recipe.optimizer([nn.Parameter(torch.ones(1))], 1.0)
+    with pytest.raises(ValueError, match="nesterov must be true or false, not 'maybe'"):
+        recipe.set("nesterov", "maybe")
+
+
+def test_translation_without_sacrebleu_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs sacrebleu: pip install 'thinwire\[recipes\]'"):
+        RECIPES["multi30k-gru"](folder)
+
+
+def test_importing_recipes_reads_no_data() -> None:
+    code = """
+import json, sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+import thinwire.recipes
+data = [path for path in opened if path.endswith((".npz", ".xz", ".bin", ".txt", ".npy"))]
+print(json.dumps([data, "sacrebleu" in sys.modules]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert json.loads(done.stdout) == [[], False]
+
+
+# ---- clipping
+
+
+def test_clipping_happens_before_accumulation_or_on_the_mean_gradient() -> None:
+    recipe = RECIPES["shakespeare"]()
+    assert recipe.clip_norm == 0.5
+    dgc = recipe.adapted(thinwire.parse_method("dgc:density=0.01"))
+    assert str(dgc) == "dgc:density=0.01,clip_norm=0.5"
+    own = thinwire.parse_method("dgc:clip_norm=3")
+    assert recipe.adapted(own) is own
+    dense = thinwire.parse_method("dense")
+    assert recipe.adapted(dense) is dense
+    parameter = nn.Parameter(torch.zeros(4))
+    for method, norm in ((dense, 0.5), (dgc, 20.0), (thinwire.parse_method("signsgd"), 20.0)):
+        parameter.grad = torch.full((4,), 10.0)
+        recipe.clip([parameter], method)
+        torch.testing.assert_close(parameter.grad.norm(), torch.tensor(norm))
+    plain = RECIPES["digits"]()
+    parameter.grad = torch.full((4,), 10.0)
+    plain.clip([parameter], dense)
+    assert plain.adapted(own) is own and parameter.grad.norm() == 20
+
+
+# ---- models
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_models_have_the_papers_sizes() -> None:
+    with torch.device("meta"):
+        assert parameters(resnet(20)) == 269_722
+        assert parameters(resnet(110)) == 1_727_962
+        assert parameters(vgg16()) == 14_724_042
+        large = parameters(LstmLanguageModel(10_000, 1500, 2, 0.65, 0.04))
+        assert parameters(LstmLanguageModel(10_000, 650, 2, 0.5, 0.05)) == 13_280_400
+    assert round(large * 4 / 2**20, 2) == 194.68  # MiB: the gradient size in DGC's Table 2
+
+
+def test_a_language_model_is_causal() -> None:
+    torch.manual_seed(0)
+    model = TransformerLanguageModel(11, width=16, num_layers=2, num_heads=2, max_length=9, dropout=0.1).eval()
+    tokens = torch.randint(0, 11, (2, 9))
+    other = tokens.clone()
+    other[:, 6:] = (other[:, 6:] + 1) % 11
+    torch.testing.assert_close(model(tokens)[0][:, :6], model(other)[0][:, :6])
+    assert not torch.allclose(model(tokens)[0][:, 6:], model(other)[0][:, 6:])
+
+
+def test_padding_does_not_reach_a_bidirectional_gru() -> None:
+    torch.manual_seed(0)
+    layer = BiGru(3, 4)
+    x = torch.randn(2, 7, 3)
+    alone = layer(x[:1, :5], torch.tensor([5]))
+    padded = layer(x, torch.tensor([5, 7]))
+    torch.testing.assert_close(padded[:1, :5], alone)
+    reference = nn.GRU(3, 4, batch_first=True, bidirectional=True)
+    for suffix, one in (("", layer.forwards), ("_reverse", layer.backwards)):
+        for key, value in one.named_parameters():
+            getattr(reference, key + suffix).data.copy_(value)
+    torch.testing.assert_close(padded[1:], reference(x[1:])[0])
+
+
+@pytest.mark.parametrize("name", ["multi30k-gru", "multi30k-transformer"])
+def test_translators_decode_step_by_step_what_they_say_at_once(name: str, folder: Path) -> None:
+    recipe: Any = small(name, folder)
+    torch.manual_seed(0)
+    model: Any = recipe.model().eval()
+    source, target, following, _ = next(recipe.train_batches(1, seed=0, rank=0, world=1))
+    assert (target[:, 1:] == following[:, :-1]).all()
+    memory, state = model.encode(source), None
+    steps = []
+    for end in range(1, target.shape[1] + 1):
+        logits, state = model.next_logits(target[:, :end], memory, state)
+        steps.append(logits)
+    torch.testing.assert_close(torch.stack(steps, dim=1), model(source, target), rtol=1e-3, atol=1e-4)
+    wider = torch.nn.functional.pad(source, (0, 3))
+    torch.testing.assert_close(model(wider, target), model(source, target), rtol=1e-3, atol=1e-4)
+
+
+# ---- parts
+
+
+def test_crops_and_flips_are_what_a_loop_would_do() -> None:
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
+    corners, flips = torch.randint(0, 5, (2, 6)), torch.tensor([True, False] * 3)
+    found = cropped(images, corners, flips, padding=2)
+    for number in range(6):
+        padded = torch.nn.functional.pad(images[number], (2, 2, 2, 2))
+        row, column = (int(value) for value in corners[:, number])
+        expected = padded[:, row : row + 8, column : column + 8]
+        assert torch.equal(found[number], expected.flip(2) if flips[number] else expected)
+    assert found.is_contiguous()
+
+
+def test_a_recurrent_model_goes_on_where_it_was(folder: Path) -> None:
+    """Two windows, one after the other, are one window of twice the length; and a checkpoint between them holds."""
+    recipe: Any = small("ptb-lstm", folder)
+    torch.manual_seed(0)
+    model = recipe.model().eval()
+    batches = recipe.train_batches(1, seed=0, rank=0, world=1)
+    (x1, y1), (x2, y2) = next(batches), next(batches)
+    losses = [recipe.loss(model, batch).item() for batch in ((x1, y1), (x2, y2))]
+    recipe.state = None
+    both = recipe.loss(model, (torch.cat([x1, x2], 1), torch.cat([y1, y2], 1))).item()
+    assert both == pytest.approx(sum(losses) / 2, rel=1e-5)
+
+    other: Any = small("ptb-lstm", folder)
+    recipe.state = None
+    recipe.loss(model, (x1, y1))
+    batches = other.train_batches(1, seed=0, rank=0, world=1)
+    next(batches)  # done before the checkpoint
+    other.load_state_dict(recipe.state_dict())
+    assert other.loss(model, next(batches)).item() == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_perplexity_of_a_model_that_knows_nothing(folder: Path) -> None:
+    for name in ("ptb-lstm", "shakespeare"):
+        recipe: Any = RECIPES[name](folder)
+        model = recipe.model().eval()
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        with torch.no_grad():
+            totals = [recipe.score(model, batch) for batch in recipe.test_batches(rank=0, world=1)]
+        nats, count = (sum(values) for values in zip(*totals, strict=True))
+        assert count == len(recipe.test_stream) - 1
+        size = recipe.num_words if name == "ptb-lstm" else recipe.num_characters
+        expected = size if name == "ptb-lstm" else math.log2(size)
+        assert recipe.judge(nats, count) == pytest.approx(expected, rel=1e-4)
+
+
+def test_words_of_a_text(tmp_path: Path) -> None:
+    (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb" / "a").write_text(" the dog \n the <unk> \n")
+    (tmp_path / "ptb" / "b").write_text("a dog\n")
+    train, test, vocabulary = words.read(words.PTB, tmp_path, "a", "b")
+    assert vocabulary == ["<unk>", "<eos>", "the", "dog"]
+    assert train.tolist() == [2, 3, 1, 2, 0, 1] and test.tolist() == [0, 3, 1]
+
+
+def test_byte_pairs_are_merged_by_frequency() -> None:
+    assert learn({"abab": 3, "abc": 2, "bc": 4}, 3) == [("a", "b"), ("b", "c"), ("ab", "ab")]
+    assert units("Two  dogs, big ones.") == [" Two", " dogs", ",", " big", " ones", "."]
+    sentences = ["Ein Hund läuft, der andere sitzt.", "Ein Hund sitzt."] * 3
+    subwords = Subwords(sentences, 60)
+    assert len(subwords) <= 60
+    for sentence in sentences:
+        assert subwords.decode(subwords.encode(sentence)) == sentence
+    assert len(subwords.encode("Ein Hund")) == 2
+    assert subwords.encode("Ein ☃")[-1] == UNKNOWN and subwords.decode(subwords.encode("Ein ☃")) == "Ein"
+
+
+def test_bleu_by_hand() -> None:
+    """ "the cat sat on a mat" for "the cat sat on the mat": 5 of 6, 3 of 5, 2 of 4, 1 of 3 n-grams are right."""
+    counts = bleu_counts(["the cat sat on a mat"], ["the cat sat on the mat"])
+    assert counts == (5, 3, 2, 1, 6, 5, 4, 3, 6, 6)
+    assert bleu(counts) == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    # Three words too short: exp(1 - 6 / 4) for the brevity; counts of two sentences add up.
+    short = bleu_counts(["the cat sat on"], ["the cat sat on the mat"])
+    assert bleu(short) == pytest.approx(100 * math.exp(1 - 6 / 4))
+    both = bleu_counts(["the cat sat on a mat", "the cat sat on"], ["the cat sat on the mat"] * 2)
+    assert both == tuple(a + b for a, b in zip(counts, short, strict=True))
+
+
+def test_error_rate_by_hand() -> None:
+    assert edit_distance(list("ABC"), list("ABC")) == 0
+    assert edit_distance(list("AXCD"), list("ABC")) == 2  # one word wrong, one too many
+    assert edit_distance([], list("ABC")) == 3 and edit_distance(list("AB"), []) == 2
+    assert edit_distance("kitten", "sitting") == 3
+    space, apostrophe, a, b = 1, 2, 3, 4
+    assert greedy_text([0, a, a, 0, a, b, b, 0, space, 0, apostrophe]) == "AAB '"
+
+
+# ---- real processes
+
+
+def train_shakespeare(group: Any, spec: str, steps: int) -> tuple[float, float, list[str]]:
+    """A rank's life: the recipe as it ships, on a few batches."""
+    recipe = RECIPES["shakespeare"]()
+    recipe.set("batch_size", "16")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(recipe.model(), process_group=group)
+    optimizer = recipe.optimizer(model.parameters(), recipe.lr_factor(spec.partition(":")[0]))
+    schedule = recipe.schedule(optimizer, steps)
+    method = recipe.adapted(thinwire.parse_method(spec))
+    wire = thinwire.attach(model, optimizer, method)
+    losses = []
+    batches = recipe.train_batches(1, seed=0, rank=group.rank(), world=group.size())
+    for _, batch in zip(range(steps), batches, strict=False):
+        optimizer.zero_grad()
+        loss = recipe.loss(model, batch)
+        loss.backward()
+        recipe.clip(model.parameters(), method)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    wire.detach()
+    return losses[0], sum(losses[-5:]) / 5, [str(method)]
+
+
+@pytest.mark.parametrize("spec", ["dense", "dgc:density=0.05,warmup=10"])
+def test_shakespeare_learns_on_two_ranks(cluster: Cluster, spec: str) -> None:
+    for first, last, _ in cluster.run(train_shakespeare, 2, spec, 40):
+        assert first == pytest.approx(math.log(65), rel=0.05)
+        assert last < 3.0
+
+
+# ---- the real files, where they are
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real data in {SHARED}")
+def test_real_files_have_the_known_sizes(tmp_path: Path) -> None:
+    sets = ["ptb", "multi30k", "an4", "mnist"]
+    subprocess.run(
+        [sys.executable, SHARED / "unpack.py", tmp_path, *sets], check=True, capture_output=True, timeout=120
+    )
+    train, test, vocabulary = words.read(words.PTB, tmp_path, "ptb.train.txt", "ptb.test.txt")
+    assert (len(train), len(test), len(vocabulary)) == (929_589, 82_430, 10_000)
+    assert [len(part) for part in multi30k.read(tmp_path, "train")] == [29_000] * 2
+    assert [len(part) for part in an4.read(tmp_path)] == [948, 130]
+    recipe: Any = RECIPES["mnist-lenet"](tmp_path)
+    assert len(recipe.train_labels) == 60_000 and len(recipe.test_labels) == 10_000
+    pixels = recipe.normalised(recipe.train_images)
+    assert abs(float(pixels.mean())) < 1e-3 and abs(float(pixels.std()) - 1) < 1e-3

@@ -1,0 +1,70 @@
+"""`cifar10-resnet20`, `cifar10-resnet110` and `cifar10-vgg16`: the image experiments of gTop-k, DGC and EF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from thinwire.recipes.data import cifar10
+from thinwire.recipes.images import ImageRecipe
+from thinwire.recipes.models.resnet_cifar import resnet
+from thinwire.recipes.models.vgg_cifar import vgg16
+
+
+class Cifar10(ImageRecipe):
+    """gTop-k, Table V: 140 epochs, 128 images a worker and 4 workers, momentum 0.9, smaller rates at first.
+
+    Random crops out of 4 pixels of padding, random flips. The rate falls with half a cosine. DGC's default warm-up
+    is 4 epochs of 97 steps, as in both papers.
+    """
+
+    epochs = 140
+    batch_size = 512
+    lr = 0.2
+    lr_warmup_epochs = 4
+    pixel_mean = (0.4914, 0.4822, 0.4465)
+    pixel_std = (0.2470, 0.2435, 0.2616)
+    padding = 4
+    flips = True
+    # A majority vote moves every weight by the learning rate itself.
+    lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.002}
+    default_method = "dgc:density=0.001,warmup=388"
+
+    def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
+        super().__init__(data, device)
+        self.keep(cifar10.read(data, cifar10.TRAIN_FILES), cifar10.read(data, cifar10.TEST_FILES))
+
+
+class Cifar10Resnet20(Cifar10):
+    """269,722 parameters."""
+
+    name = "cifar10-resnet20"
+    summary = "CIFAR-10, ResNet-20 of 0.27 million parameters (gTop-k's Figure 5, EF's Figure 2)"
+
+    def model(self) -> nn.Module:
+        return resnet(20)
+
+
+class Cifar10Resnet110(Cifar10):
+    """1,727,962 parameters."""
+
+    name = "cifar10-resnet110"
+    summary = "CIFAR-10, ResNet-110 of 1.7 million parameters (DGC's Figure 3)"
+
+    def model(self) -> nn.Module:
+        return resnet(110)
+
+
+class Cifar10Vgg16(Cifar10):
+    """14,724,042 parameters; half the learning rate of the residual networks."""
+
+    name = "cifar10-vgg16"
+    summary = "CIFAR-10, VGG-16 with batch normalisation, 14.7 million parameters (gTop-k's Figure 5)"
+    lr = 0.1
+
+    def model(self) -> nn.Module:
+        return vgg16()

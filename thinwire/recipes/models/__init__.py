@@ -1,0 +1,1 @@
+"""The models that the recipes train, one file a model."""

@@ -25,6 +25,10 @@ def find_browser() -> str | None:
     return os.environ.get("THINWIRE_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
+class DoesNotStart(Exception):
+    """There is a browser, but it cannot be driven here."""
+
+
 class Browser:
     """One page. `errors` collects what the console and the security policy complained about."""
 
@@ -34,6 +38,10 @@ class Browser:
         self.number = 0
         self.session = ""
         self.events: list[dict[str, Any]] = []
+        try:
+            self.call("Browser.getVersion")
+        except (AssertionError, OSError) as error:
+            raise DoesNotStart(f"{find_browser()} does not start here") from error
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -143,7 +151,7 @@ def browser() -> Iterator[Browser]:
             "--disable-background-networking",
             "--hide-scrollbars",
         ]
-        flags += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to run as root with it
+        flags += ["--no-sandbox"]  # it does not work as root and in many containers; the page is our own
         shell = f'exec "$0" "$@" 3<&{to_read[0]} 4>&{to_write[1]}'
         process = subprocess.Popen(
             ["bash", "-c", shell, program, *flags],

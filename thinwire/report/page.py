@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 GENERATOR = '<meta name="generator" content="thinwire report">'  # how a page of ours is recognised
-SCRIPTS = ("chart.js", "pointer.js", "report.js")
+SCRIPTS = ("chart.js", "pointer.js", "tables.js", "report.js")  # in the order they are read
 
 
 def page(data: dict[str, Any], title: str) -> str:

@@ -207,61 +207,6 @@ function addRatios(section, parent) {
     tip: (row) => [{ name: "ratio", value: FORMATS.times(row.filled, 4) }, { name: "link ratio", value: FORMATS.times(row.hollow, 4) }] }) });
 }
 
-// --- tables ---------------------------------------------------------------------------------------
-
-/** columns: [{label, get(row), show(row), best: "high" | "low"}]; rows have .method; a click on a heading sorts. */
-function addTable(parent, id, columns, rows) {
-  columns = columns.filter((column, i) => i === 0 || rows.some((row) => column.get(row) !== null && column.get(row) !== undefined));
-  const body = html("tbody");
-  const heads = columns.map((column, i) => html("th", { scope: "col" }, html("button", { type: "button", title: "Sort", onclick: () => sort(i) }, column.label)));
-  const eligible = (row) => row.finished !== false && !row.method.startsWith("noop"); // for the best of a column
-  const best = columns.map((column) => column.best && rows.length > 1 ? extent(rows.filter(eligible).map(column.get))?.[column.best === "high" ? 1 : 0] : undefined);
-  const lines = rows.map((row) => html("tr", { "data-method": row.method, hidden: hidden.has(row.method) }, ...columns.map((column, i) =>
-    html("td", { "data-label": column.label, className: eligible(row) && best[i] !== undefined && column.get(row) === best[i] ? "best" : "" }, html("span", {}, ...[column.show(row)].flat())))));
-  let sorted = null;
-  function sort(i) {
-    const down = sorted === i ? -1 : 1;
-    sorted = down === 1 ? i : null;
-    const values = new Map(lines.map((line, j) => [line, columns[i].get(rows[j])]));
-    const compare = (a, b) => typeof a === "string" ? a.localeCompare(b) : a - b;
-    body.append(...[...lines].sort((a, b) => !known(values.get(a)) && typeof values.get(a) !== "string" ? 1 : down * compare(values.get(a), values.get(b))));
-    heads.forEach((head, j) => j === i ? head.setAttribute("aria-sort", down > 0 ? "ascending" : "descending") : head.removeAttribute("aria-sort"));
-  }
-  body.append(...lines);
-  const cell = (value) => /[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;
-  const csv = () => [columns.map((column) => cell(column.label)), ...rows.map((row) => columns.map((column) => cell(String(column.get(row) ?? ""))))]
-    .map((line) => line.join(",")).join("\n") + "\n";
-  parent.append(html("div", { className: "card", id }, html("div", { className: "head" }, html("h3", {}, "in numbers"),
-    html("div", { className: "buttons" }, html("button", { type: "button", title: "Download as CSV", onclick: () => save(`${id}.csv`, new Blob([csv()], { type: "text/csv" })) }, "CSV"))),
-  html("div", { className: "table" }, html("table", { className: "cards" }, html("thead", {}, html("tr", {}, ...heads)), body))));
-}
-
-const nameColumn = { label: "method", get: (row) => row.method, show: (row) => [sample(styles.get(row.method)), ` ${row.method}`] };
-const column = (label, get, format, best) => ({ label, get, best, show: (row) => format(get(row)) });
-
-function addResults(section, parent) {
-  const { metric, series } = section;
-  const unit = metric.unit === "%" ? " %" : metric.unit && ` ${metric.unit}`;
-  const fixed = (value) => known(value) ? value.toFixed(2) : "–";
-  const several = series.some((one) => one.seeds.length > 1);
-  addTable(parent, `${section.id}-table`, [
-    nameColumn,
-    ...(several ? [column("seeds", (one) => one.seeds.length, FORMATS.count)] : []),
-    { label: metric.name, get: (one) => one.row.metric, best: metric.higher_is_better ? "high" : "low", show: (one) => [
-      known(one.row.metric) ? fixed(one.row.metric) + unit : "–",
-      one.seeds.length > 1 && known(one.row.metric_low) ? html("small", {}, ` ${fixed(one.row.metric_low)} to ${fixed(one.row.metric_high)}`) : "",
-      one.finished ? "" : html("small", {}, " so far")] },
-    column(`to dense${metric.difference_unit ? ` (${metric.difference_unit})` : ""}`, (one) => one.row.to_dense, (value) => known(value) ? (value > 0 ? "+" : "") + fixed(value) : "–"),
-    column("loss", (one) => one.row.loss, (value) => plain(value, 4)),
-    column("steps", (one) => one.row.steps, FORMATS.count),
-    column("time", (one) => one.row.seconds, FORMATS.seconds, "low"),
-    column("samples/s", (one) => one.row.samples_per_s, FORMATS.count, "high"),
-    column("sent by a worker", (one) => one.row.bytes_sent, FORMATS.bytes, "low"),
-    column("ratio", (one) => one.row.ratio, FORMATS.times, "high"),
-    column("link ratio", (one) => one.row.link_ratio, FORMATS.times, "high"),
-  ], series);
-}
-
 // --- sections -------------------------------------------------------------------------------------
 
 function addSection(section, number) {
@@ -273,6 +218,7 @@ function addSection(section, number) {
   main.append(curves);
   addCurves(section, curves, number);
   addResults(section, main);
+  addTarget(section, main);
   main.append(bars);
   const timed = section.series.filter((one) => Object.keys(one.breakdown_ms).length).map((one) => ({ method: one.method, parts: one.breakdown_ms }));
   if (timed.length) addBreakdown(bars, `${section.id}-breakdown`, "where the time of a step goes", timed, "Mean over all logged steps.");
@@ -309,7 +255,7 @@ function addScaling(chart, number) {
     nameColumn, column("hosts", (row) => row.hosts, FORMATS.count), column("step p50", (row) => row.step_ms_p50, FORMATS.ms),
     column("p20", (row) => row.step_ms_p20, FORMATS.ms), column("p80", (row) => row.step_ms_p80, FORMATS.ms),
     column("predicted", (row) => row.predicted_ms, FORMATS.ms),
-    column("off by", (row) => known(row.predicted_ms) && row.step_ms_p50 ? 100 * (row.predicted_ms / row.step_ms_p50 - 1) : null, (value) => known(value) ? `${value > 0 ? "+" : ""}${value.toFixed(1)} %` : "–"),
+    column("off by", (row) => known(row.predicted_ms) && row.step_ms_p50 ? 100 * (row.predicted_ms / row.step_ms_p50 - 1) : null, (value) => signed(value, " %")),
     column("samples/s", (row) => row.samples_per_s, plain), column("of no communication", (row) => known(row.share_of_noop) ? 100 * row.share_of_noop : null, FORMATS.percent),
     column("sent a step", (row) => row.bytes_per_step, FORMATS.bytes),
   ], chart.measured);

@@ -14,6 +14,7 @@ METHODS = {
     "terngrad": (0.5, 13.8),
     "noop": (0.3, 1.0),
 }
+HARDWARE = {"cpu": "a made-up machine", "cores": 4, "gpus": [], "os": "Linux"}
 ENVIRONMENT = {"hardware": "a made-up machine, 4 cores", "commit": "0123abc", "date": "2026-11-15"}
 METRIC = {"name": "accuracy", "unit": "%", "difference_unit": "points", "higher_is_better": True}
 
@@ -30,7 +31,11 @@ def write_run(
     """A folder as `thinwire train --out` leaves it; unfinished: the last method has half its epochs and no summary."""
     folder.mkdir(parents=True)
     fixed = {"recipe": "digits", "specs": specs, "epochs": epochs, "seed": seed, "workers": 4, "device": "cpu"}
-    fixed |= {"versions": {"thinwire": "0.1.0", "torch": "2.13.0"}, "environment": ENVIRONMENT, "metric": METRIC}
+    fixed |= {
+        "versions": {"thinwire": "0.1.0", "torch": "2.13.0"},
+        "environment": {**ENVIRONMENT, "hardware": HARDWARE},
+        "metric": METRIC,
+    }
     (folder / "config.json").write_text(json.dumps({**fixed, **config}))
     lines, outcomes = [], []
     for spec in specs:
@@ -51,16 +56,23 @@ def write_run(
 
 
 def _breakdown(spec: str) -> dict[str, float]:
+    """15 ms of the exchange run beside the backward pass."""
     ratio = METHODS.get(spec, (0.5, 20.0))[1]
     sent = 0.0 if spec == "noop" else 0.3 / ratio
     packing = 0.0 if spec in ("dense", "noop") else 0.012
-    return {"forward_backward_s": 0.04, "compress_s": packing, "communicate_s": sent, "wait_s": 0.004, "other_s": 0.002}
+    wait = max(0.0, sent + packing - 0.015)
+    return {"forward_backward_s": 0.04, "compress_s": packing, "communicate_s": sent, "wait_s": wait, "other_s": 0.002}
+
+
+def _step_s(spec: str) -> float:
+    parts = _breakdown(spec)
+    return parts["forward_backward_s"] + parts["wait_s"] + parts["other_s"]
 
 
 def _lines(spec: str, seed: int, epochs: int, steps: bool, per_epoch: int = 20) -> list[dict[str, Any]]:
     speed, ratio = METHODS.get(spec, (0.5, 20.0))
     dice = random.Random(f"{spec} {seed}")
-    shift, step_s, rows = dice.uniform(-0.6, 0.6), sum(_breakdown(spec).values()), []
+    shift, step_s, rows = dice.uniform(-0.6, 0.6), _step_s(spec), []
     for epoch in range(1, epochs + 1):
         for step in range((epoch - 1) * per_epoch + 2, epoch * per_epoch + 1, 2) if steps else ():
             loss = 2.3 * math.exp(-speed * step / per_epoch) + 0.1 + abs(dice.gauss(0, 0.06))
@@ -108,13 +120,8 @@ def write_cluster(file: Path, advice: Path, rate: str = "1gbit") -> Path:
         if row["hosts"] in (4, 8):
             dice = random.Random(f"{row['method']} {row['hosts']}")
             p50 = row["step_ms"] * dice.uniform(0.93, 1.08)
-            phases = {
-                "forward_backward_ms": 800.0,
-                "compress_ms": 20.0,
-                "communicate_ms": max(0.0, p50 - 840),
-                "wait_ms": 10.0,
-                "other_ms": 10.0,
-            }
+            exchange = max(0.0, p50 - 780)
+            phases = {"forward_backward": 800.0, "compress": 20.0, "communicate": exchange, "wait": max(0.0, p50 - 800)}
             rows.append({"kind": "cluster", "method": row["method"], "hosts": row["hosts"], "rate": rate,
                          "model": "vgg16",
                          "step_ms_p20": p50 * 0.96, "step_ms_p50": p50, "step_ms_p80": p50 * 1.07,

@@ -49,7 +49,7 @@ def test_the_page_is_one_file_with_all_numbers(tmp_path: Path) -> None:
             assert columns["bytes"] == [line["bytes_sent"] for line in own]
     (source,) = data["sources"]
     assert source["commit"] == "0123abc" and source["date"] == "2026-11-15" and source["status"] == "finished"
-    assert source["hardware"] == "a made-up machine, 4 cores"
+    assert source["hardware"] == "a made-up machine, 4 cores, Linux"
     assert source["command"].startswith("thinwire train --recipe digits --method dense --compare ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "report.html"]  # nothing else is left
 

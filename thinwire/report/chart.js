@@ -4,9 +4,10 @@
 
 const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif";
-const PHASES = {
-  forward_backward: "forward + backward", compress: "compress", communicate: "communicate", wait: "wait", other: "other",
-};
+// A step is forward + backward, what it waited for the exchange, and the rest. The exchange itself runs partly beside it.
+const STEP = { forward_backward: "forward + backward", wait: "wait for the exchange", other: "other" };
+const EXCHANGE = { compress: "compress", communicate: "communicate" };
+const PHASES = { ...STEP, ...EXCHANGE };
 
 function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS(SVG_NAMESPACE, tag);
@@ -232,13 +233,15 @@ function sample(style) {
 
 // --- bars -----------------------------------------------------------------------------------------
 
-/** chart: {title, label, kind, rows: [{method, parts: {phase: value}}]}: stacked bars, a line of text over each. */
+const sumOf = (parts, phases) => Object.keys(phases).reduce((sum, phase) => sum + (parts[phase] || 0), 0);
+
+/** chart: {title, label, kind, rows: [{method, parts: {phase: value}}]}: the step as a bar, the exchange thinner under it. */
 function drawBars(chart, width, legend = false) {
-  const rows = chart.rows.map((row) => ({ ...row, total: Object.values(row.parts).reduce((sum, value) => sum + value, 0) }));
+  const rows = chart.rows.map((row) => ({ ...row, total: sumOf(row.parts, STEP), exchange: sumOf(row.parts, EXCHANGE) }));
   if (!rows.length) return null;
-  const top = legend ? 58 : 4, pitch = 44, bottom = top + pitch * rows.length, height = bottom + 40;
+  const top = legend ? 58 : 4, pitch = 50, bottom = top + pitch * rows.length, height = bottom + 40;
   const right = width - 70;
-  const x = scaleOf([0, Math.max(...rows.map((row) => row.total)) || 1], 1, right, {}, Math.max(2, right / 90));
+  const x = scaleOf([0, Math.max(...rows.map((row) => Math.max(row.total, row.exchange))) || 1], 1, right, {}, Math.max(2, right / 90));
   const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, xmlns: SVG_NAMESPACE, "font-family": FONT, role: "img", "aria-label": chart.title });
   if (legend) node.append(text(2, 18, chart.title, { "font-size": 14, "font-weight": 600, fill: "var(--ink)" }), phaseKeys());
   for (const tick of x.ticks)
@@ -247,20 +250,24 @@ function drawBars(chart, width, legend = false) {
   node.append(text(1, height - 5, chart.label));
   rows.forEach((row, i) => {
     const y = top + i * pitch;
-    const group = svg("g", { "data-method": row.method });
-    group.append(text(1, y + 14, row.label || row.method, { fill: "var(--ink)" }));
-    let done = 0;
-    for (const phase of Object.keys(PHASES)) {
-      const value = row.parts[phase] || 0;
-      if (value > 0)
-        group.append(svg("rect", { x: x(done), y: y + 19, width: Math.max(0.5, x(done + value) - x(done)), height: 17,
-          fill: `var(--${phase})`, stroke: "var(--card)", "stroke-width": 0.5, "data-phase": phase, "data-value": value }));
-      done += value;
-    }
-    group.append(text(x(done) + 6, y + 32, FORMATS[chart.kind](done), { fill: "var(--ink)" }));
+    const group = svg("g", { "data-method": row.method }, text(1, y + 14, row.label || row.method, { fill: "var(--ink)" }));
+    stack(group, row.parts, STEP, x, y + 19, 15);
+    stack(group, row.parts, EXCHANGE, x, y + 36, 6);
+    group.append(text(x(row.total) + 6, y + 31, FORMATS[chart.kind](row.total), { fill: "var(--ink)" }));
     node.append(group);
   });
   return { node, rows };
+}
+
+function stack(group, parts, phases, x, y, height) {
+  let done = 0;
+  for (const phase of Object.keys(phases)) {
+    const value = parts[phase] || 0;
+    if (value > 0)
+      group.append(svg("rect", { x: x(done), y, width: Math.max(0.5, x(done + value) - x(done)), height, fill: `var(--${phase})`,
+        stroke: "var(--card)", "stroke-width": 0.5, "data-phase": phase, "data-value": value }));
+    done += value;
+  }
 }
 
 function phaseKeys() {

@@ -7,13 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from thinwire.report.inputs import PHASES
+from thinwire.report.inputs import EXCHANGE, STEP
 
 # The page's light colours, dashes and markers, in the same order (report.css and report.js).
 COLOURS = ("#0072b2", "#d55e00", "#00845f", "#a6449a", "#a87500", "#2893cf", "#882255", "#6a6f1a")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.8)), (0, (5, 2, 1.5, 2)), (0, (9, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = "o^Dvs"
-PHASE_COLOURS = ("#9aa3af", "#d98f00", "#0072b2", "#9fcdea", "#dcd6cc")
+PHASE_COLOURS = {
+    "forward_backward": "#9aa3af",
+    "wait": "#0067a8",
+    "other": "#dcd6cc",
+    "compress": "#d98f00",
+    "communicate": "#86bfe6",
+}
 SIZE = (4.2, 3.0)  # inches: a column and a half
 X_AXES = {"step": "steps", "seconds": "seconds", "bytes": "MB sent by a worker"}
 
@@ -108,11 +114,16 @@ def _floats(column: list[float | None], factor: float = 1.0) -> list[float]:
 
 
 def _breakdown(axes: Any, timed: dict[str, dict[str, float]]) -> None:
-    left = [0.0] * len(timed)
-    for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True):
-        widths = [parts[phase] for parts in timed.values()]
-        axes.barh(list(timed), widths, left=left, color=colour, height=0.6, label=phase.replace("_", " + "))
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+    """The step as a bar, and under it the exchange, a part of which runs beside the backward pass."""
+    for phases, height, below in ((STEP, 0.4, 0.0), (EXCHANGE, 0.15, 0.32)):
+        left = [0.0] * len(timed)
+        places = [row + below for row in range(len(timed))]
+        for phase in phases:
+            widths = [parts[phase] for parts in timed.values()]
+            name = phase.replace("_", " + ")
+            axes.barh(places, widths, left=left, color=PHASE_COLOURS[phase], height=height, label=name)
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(timed)), list(timed))
     axes.invert_yaxis()
     axes.set(xlabel="time of a step (ms)")
     _legend(axes)

@@ -210,16 +210,21 @@ def _command(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _origin(facts: dict[str, Any]) -> dict[str, Any]:
-    """commit, hardware and date by name; whatever else is plain, as pairs."""
-    flat: dict[str, str] = {}
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            flat.update({f"{key} {name}": str(inner) for name, inner in value.items()})
-        elif value not in (None, "", []):
-            flat[key] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    named = {key: flat.pop(key, "") for key in ("commit", "hardware", "date")}
-    flat.pop("command", None)
-    return {**named, "facts": flat}
+    """commit, hardware and date by name; whatever else is known, as pairs."""
+    words = {key: _words(value) for key, value in facts.items() if key != "command"}
+    named = {key: words.pop(key, "") for key in ("commit", "hardware", "date")}
+    return {**named, "facts": {key: value for key, value in words.items() if value}}
+
+
+def _words(value: Any, name: str = "") -> str:
+    """A fact as people write it: {"cpu": "EPYC", "cores": 2, "gpus": []} becomes "EPYC, 2 cores"."""
+    if isinstance(value, dict):
+        return ", ".join(filter(None, (_words(inner, key) for key, inner in value.items())))
+    if isinstance(value, list):
+        return ", ".join(filter(None, map(_words, value)))
+    if value is None or value == "":
+        return ""
+    return f"{value} {name}" if name and isinstance(value, (int, float)) else str(value)
 
 
 def _file_source(name: str, command: str, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PHASES = ("forward_backward", "compress", "communicate", "wait", "other")  # of a step, in the order they are stacked
+# forward_backward + wait + other is the step. compress + communicate is the exchange: a part of it runs beside the
+# backward pass, and only what the step waited for it is in the step.
+STEP, EXCHANGE = ("forward_backward", "wait", "other"), ("compress", "communicate")
+PHASES = (*STEP, *EXCHANGE)
 EPOCH_NUMBERS = ("step", "seconds", "bytes_sent", "loss", "metric", "samples_per_s", "ratio")
 STEP_NUMBERS = ("step", "seconds", "bytes_sent", "loss")
 OUTCOME_NUMBERS = ("metric", "loss", "steps", "seconds", "samples_per_s", "bytes_sent", "ratio", "link_ratio")
@@ -189,7 +192,7 @@ def _measurement(row: dict[str, Any], where: str) -> dict[str, Any]:
         "method": _spec(row, where, "method"),
         **_numbers(row, (*names, "predicted_ms"), where),
         **{key: str(row.get(key) or "") for key in ("model", "rate", "commit", "hardware", "date")},
-        "breakdown_ms": _phases(row, where, "_ms", "breakdown_ms"),
+        "breakdown_ms": _phases(row, where, "", "breakdown_ms") or _phases(row, where, "_ms", "breakdown_ms"),
     }
 
 

@@ -185,11 +185,19 @@ function smoothingNote(series) {
 
 // --- time and bytes -------------------------------------------------------------------------------
 
-const phaseTip = (row) => Object.entries(PHASES).map(([phase, name]) => ({ name, value: FORMATS.ms(row.parts[phase] || 0) }))
-  .concat({ name: "step", value: FORMATS.ms(row.total) });
+const phaseTip = (row) => [
+  { name: "step", value: FORMATS.ms(row.total) },
+  ...Object.entries(STEP).map(([phase, name]) => ({ name: `– ${name}`, value: FORMATS.ms(row.parts[phase] || 0) })),
+  { name: "exchange", value: FORMATS.ms(row.exchange) },
+  ...Object.entries(EXCHANGE).map(([phase, name]) => ({ name: `– ${name}`, value: FORMATS.ms(row.parts[phase] || 0) })),
+];
 
-const phaseLegend = () => html("div", { className: "keys" }, ...Object.entries(PHASES).map(([phase, name]) =>
-  html("span", {}, html("i", { style: `background:var(--${phase})` }), name)));
+function phaseLegend() {
+  const key = ([phase, name]) => html("span", {}, html("i", { style: `background:var(--${phase})` }), name);
+  return html("div", { className: "keys" }, ...Object.entries(PHASES).map(key));
+}
+
+const TWO_BARS = "Upper bar: the step. Lower bar: the exchange, a part of which runs beside the backward pass.";
 
 function addBreakdown(parent, id, title, rows, caption) {
   addFigure(parent, { id, kind: "bars", keys: phaseLegend(), describe: () => ({
@@ -221,7 +229,7 @@ function addSection(section, number) {
   addTarget(section, main);
   main.append(bars);
   const timed = section.series.filter((one) => Object.keys(one.breakdown_ms).length).map((one) => ({ method: one.method, parts: one.breakdown_ms }));
-  if (timed.length) addBreakdown(bars, `${section.id}-breakdown`, "where the time of a step goes", timed, "Mean over all logged steps.");
+  if (timed.length) addBreakdown(bars, `${section.id}-breakdown`, "where the time of a step goes", timed, `Mean over all logged steps. ${TWO_BARS}`);
   addRatios(section, bars);
 }
 
@@ -250,7 +258,7 @@ function addScaling(chart, number) {
   if (!chart.measured.length) return;
   const timed = chart.measured.filter((row) => Object.keys(row.breakdown_ms).length)
     .map((row) => ({ method: row.method, label: `${row.method}, ${FORMATS.count(row.hosts)} hosts`, parts: row.breakdown_ms }));
-  if (timed.length) addBreakdown(grid, `${id}-breakdown`, "where the time of a step goes, measured", timed, "");
+  if (timed.length) addBreakdown(grid, `${id}-breakdown`, "where the time of a step goes, measured", timed, TWO_BARS);
   addTable(main, `${id}-table`, [
     nameColumn, column("hosts", (row) => row.hosts, FORMATS.count), column("step p50", (row) => row.step_ms_p50, FORMATS.ms),
     column("p20", (row) => row.step_ms_p20, FORMATS.ms), column("p80", (row) => row.step_ms_p80, FORMATS.ms),

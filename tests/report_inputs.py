@@ -47,7 +47,7 @@ def write_run(
             key: last[key] for key in ("spec", "metric", "loss", "seconds", "samples_per_s", "bytes_sent", "ratio")
         }
         outcomes.append({**outcome, "steps": last["step"], "bytes_sent_max": last["bytes_sent"],
-                         "link_ratio": max(1.0, last["ratio"] / 2),
+                         "link_ratio": last["ratio"] and max(1.0, last["ratio"] / 2),
                          "lr_factor": 1.0, "breakdown": _breakdown(spec)})  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if finished:
@@ -71,6 +71,7 @@ def _step_s(spec: str) -> float:
 
 def _lines(spec: str, seed: int, epochs: int, steps: bool, per_epoch: int = 20) -> list[dict[str, Any]]:
     speed, ratio = METHODS.get(spec, (0.5, 20.0))
+    per_step = 0.0 if spec == "noop" else 4e6 / ratio
     dice = random.Random(f"{spec} {seed}")
     shift, step_s, rows = dice.uniform(-0.6, 0.6), _step_s(spec), []
     for epoch in range(1, epochs + 1):
@@ -78,12 +79,13 @@ def _lines(spec: str, seed: int, epochs: int, steps: bool, per_epoch: int = 20) 
             loss = 2.3 * math.exp(-speed * step / per_epoch) + 0.1 + abs(dice.gauss(0, 0.06))
             rows.append({"kind": "steps", "spec": spec, "epoch": epoch, "step": step, "loss": loss,
                          "seconds": step * step_s,
-                         "bytes_sent": step * 4e6 / ratio, "breakdown": _breakdown(spec)})  # fmt: skip
+                         "bytes_sent": step * per_step, "breakdown": _breakdown(spec)})  # fmt: skip
         step = epoch * per_epoch
         loss = 2.3 * math.exp(-speed * epoch) + 0.13
         rows.append({"kind": "epoch", "spec": spec, "epoch": epoch, "step": step, "loss": loss, "lr": 0.1,
                      "metric": 98.5 - 45 * math.exp(-speed * epoch) + shift, "seconds": step * step_s,
-                     "samples_per_s": 128 / step_s, "bytes_sent": step * 4e6 / ratio, "ratio": ratio})  # fmt: skip
+                     "samples_per_s": 128 / step_s, "bytes_sent": step * per_step,
+                     "ratio": ratio if per_step else None})  # fmt: skip
     return rows
 
 

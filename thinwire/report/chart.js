@@ -140,7 +140,7 @@ function pathOf(xs, ys, x, y) {
 }
 
 function bandOf(xs, low, high, x, y) {
-  const there = xs.map((_, i) => i).filter((i) => known(xs[i]) && known(low[i]) && known(high[i]));
+  const there = xs.map((_, i) => i).filter((i) => [xs[i], low[i], high[i], x(xs[i]), y(low[i]), y(high[i])].every(known));
   if (there.length < 2) return "";
   const edge = (values, order) => order.map((i) => `${x(xs[i]).toFixed(2)},${y(values[i]).toFixed(2)}`).join("L");
   return `M${edge(high, there)}L${edge(low, [...there].reverse())}Z`;

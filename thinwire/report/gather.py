@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -77,7 +78,7 @@ def _setting(run: Run) -> str:
     """What must be equal for a mean over seeds to make sense, as words."""
     config = run.config
     words = [_count(config[key], word) for key, word in (("epochs", "epoch"), ("workers", "worker")) if key in config]
-    return ", ".join([*words, *([str(config["device"])] if config.get("device") else [])])
+    return ", ".join([*words, *filter(None, (_words(config.get(key)) for key in ("device", "settings")))])
 
 
 def _count(number: Any, word: str) -> str:
@@ -204,8 +205,10 @@ def _command(config: dict[str, Any]) -> dict[str, Any]:
     words = ["thinwire", "train", "--recipe", str(config.get("recipe", "?"))]
     words += ["--method", specs[0]] if specs else []
     words += ["--compare", ",".join(specs[1:])] if specs[1:] else []
-    for key in ("workers", "epochs", "seed"):
+    for key in ("workers", "epochs", "seed", "device", "data"):
         words += [f"--{key}", str(config[key])] if config.get(key) is not None else []
+    settings = config.get("settings")
+    words += ["--set", ",".join(map(str, settings))] if settings and isinstance(settings, list) else []
     return {"command": shlex.join(words), "command_note": "put together from config.json"}
 
 
@@ -213,6 +216,7 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
     """commit, hardware and date by name; whatever else is known, as pairs."""
     words = {key: _words(value) for key, value in facts.items() if key != "command"}
     named = {key: words.pop(key, "") for key in ("commit", "hardware", "date")}
+    named["date"] = re.sub(r"(\d)T(\d\d:\d\d):\d\d\+00:00", r"\1 \2 UTC", named["date"])
     return {**named, "facts": {key: value for key, value in words.items() if value}}
 
 

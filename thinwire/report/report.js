@@ -118,15 +118,17 @@ function savePng(figure, scale = 3) {
 
 // --- training curves ------------------------------------------------------------------------------
 
-/** The mean of each value and its neighbours on both sides: it follows without lagging behind. */
+/** The mean of each value and equally many on both sides, fewer near the ends: it neither lags behind nor bends there. */
 function runningMean(values, reach) {
   return values.map((value, i) => {
-    const near = values.slice(Math.max(0, i - reach), i + reach + 1).filter(known);
+    const side = Math.min(reach, i, values.length - 1 - i);
+    const near = values.slice(i - side, i + side + 1).filter(known);
     return known(value) ? near.reduce((sum, one) => sum + one, 0) / near.length : null;
   });
 }
 
-const reachOf = (length) => Math.max(1, Math.round(length / 40));
+const reachOf = (length) => (length < 20 ? 0 : Math.max(1, Math.round(length / 40)));
+const lengthOf = (one) => (one.steps.step || []).length;
 
 function timeAxis(series) {
   const longest = Math.max(...series.flatMap((one) => [...(one.epochs.seconds || []), ...(one.steps.seconds || [])]).filter(known), 0);
@@ -142,10 +144,10 @@ function byteAxis(series) {
 
 function curvesOf(series, xAxis, value, smooth) {
   return visible(series).flatMap((one) => {
-    const fine = value === "loss" && (one.steps.step || []).length > 1;
+    const fine = value === "loss" && lengthOf(one) > 1;
     const columns = fine ? one.steps : one.epochs;
     if (!columns.step) return [];
-    const smoothed = fine && smooth ? runningMean(columns[value], reachOf(columns.step.length)) : null;
+    const smoothed = fine && smooth && reachOf(lengthOf(one)) ? runningMean(columns[value], reachOf(lengthOf(one))) : null;
     return [{
       method: one.method, style: styles.get(one.method), line: true, markers: !fine && columns.step.length <= 40,
       x: columns[xAxis.key].map((x) => (known(x) ? x / (xAxis.unit || 1) : null)), y: smoothed || columns[value],
@@ -162,12 +164,12 @@ function addCurves(section, parent, number) {
       most: metric.unit === "%" ? 100 : undefined, lowerFirst: !metric.higher_is_better },
     loss: { label: "training loss", kind: "number", tip: "number", lowerFirst: true },
   };
-  const fine = series.some((one) => (one.steps.step || []).length > 1);
+  const long = series.some((one) => reachOf(lengthOf(one)) > 0);
   for (const value of ["metric", "loss"])
     for (const x of [{ key: "step", name: "step", label: "steps", kind: "count", tip: "count", zero: true }, timeAxis(series), byteAxis(series)]) {
       const options = { log: { label: "log x", on: Boolean(x.log), title: "Logarithmic x axis" },
         zoom: { label: "zoom y", on: false, title: "Fit the y axis to the second half of every curve" } };
-      if (value === "loss" && fine) options.smooth = { label: "smooth", on: true, title: "Running mean; what was logged stays faintly visible" };
+      if (value === "loss" && long) options.smooth = { label: "smooth", on: true, title: "Running mean; what was logged stays faintly visible" };
       addFigure(parent, { id: `${section.id}-${value}-${x.key}`, kind: "lines", options, describe: ({ log, zoom, smooth }) => ({
         title: `${value === "metric" ? metric.name : "loss"} over ${{ step: "steps", seconds: "time", bytes: "bytes" }[x.key]}`,
         x: { ...x, log }, y: { ...yAxes[value], zoom }, curves: curvesOf(series, x, value, smooth),
@@ -176,9 +178,8 @@ function addCurves(section, parent, number) {
 }
 
 function smoothingNote(series) {
-  const lengths = visible(series).map((one) => (one.steps.step || []).length).filter((length) => length > 1);
-  if (!lengths.length) return "";
-  const widths = extent(lengths.map((length) => 2 * reachOf(length) + 1));
+  const widths = extent(visible(series).filter((one) => reachOf(lengthOf(one))).map((one) => 2 * reachOf(lengthOf(one)) + 1));
+  if (!widths) return "";
   const thin = Math.max(...series.map((one) => one.averaged || 1));
   return `Line: mean over ${[...new Set(widths)].join(" to ")} neighbouring log lines; faint: as logged` + (thin > 1 ? `, ${thin} lines averaged to a point.` : ".");
 }

@@ -21,26 +21,26 @@ def report(
     inputs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
-            help="Run folders (train --out), and JSON files of 'advise' and 'bench cluster', in any order.",
+            metavar="RUN",
+            help="Run folders (train --out DIR), and files of advise --json and bench cluster --json, in any order.",
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The page to write; an older report there is replaced.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The page to write; an older report there is replaced.")
+    ] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Heading of the page; the recipes' names unless told.")] = "",
     figures: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Also write every chart as SVG, PDF and PNG (pip install 'thinwire[figures]')."
-        ),
+        typer.Option(metavar="DIR", help="Also write every chart as SVG, PDF and PNG for papers; needs matplotlib."),
     ] = None,
 ) -> None:
-    """Make one web page that opens offline: accuracy and loss against steps, seconds and bytes, time, ratio, scaling.
+    """Make one web page that opens offline from training runs: curves over steps, time and bytes, bars, tables.
 
-    Runs of the same method with different seeds are shown as mean and range. A run that is still going can be
-    reported too: what is there is shown.
+    Example: thinwire report runs/dgc runs/terngrad advice.json --out report.html
+
+    Runs that differ in the seed alone are shown as mean and range. Of a run that is still going, what is there is
+    shown. Buttons on the page save each chart as SVG or PNG and each table as CSV.
     """
     _check_target(out)
     try:

@@ -103,7 +103,7 @@ def _curves(axes: Any, section: dict[str, Any], value: str, x: str, styles: dict
             axes.fill_between(xs, *band, color=style["color"], alpha=0.16, linewidth=0)
     if x == "bytes" and last and max(last) / min(last) > 8:
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_major_formatter(_as_number)
     unit = f" ({metric['unit']})" if metric["unit"] else ""
     axes.set(xlabel=X_AXES[x], ylabel=f"{metric['name']}{unit}" if value == "metric" else "training loss")
     _legend(axes)
@@ -134,7 +134,8 @@ def _ratios(axes: Any, ratios: dict[str, float], styles: dict[str, dict[str, Any
         axes.plot([1, ratio], [method, method], color=styles[method]["color"])
         axes.plot([ratio], [method], color=styles[method]["color"], marker=styles[method]["marker"])
     axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="dense fp32 bytes / bytes of the frames")
+    axes.set(xscale="log", xlabel="times fewer bytes")
+    axes.xaxis.set_major_formatter(_as_number)
 
 
 def _scaling(axes: Any, chart: dict[str, Any], styles: dict[str, dict[str, Any]]) -> None:
@@ -154,8 +155,13 @@ def _scaling(axes: Any, chart: dict[str, Any], styles: dict[str, dict[str, Any]]
         )
     axes.set_xscale("log", base=2)
     axes.set(yscale="log", xlabel="hosts", ylabel="time of a step (ms)", title=chart["title"])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(_as_number)
     _legend(axes)
+
+
+def _as_number(value: float, _: int) -> str:
+    """10 instead of a power of ten."""
+    return f"{value:g}"
 
 
 def _legend(axes: Any) -> None:

@@ -199,7 +199,7 @@ def test_charts_can_be_saved_for_papers(web: Browser, report: Path) -> None:
     })""")
     name, head = saved[0], bytes(saved[1])
     assert name == "digits-metric-bytes.png" and head.startswith(b"\x89PNG")
-    assert (int.from_bytes(head[16:20]), int.from_bytes(head[20:24])) == (1920, 1260)
+    assert (int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")) == (1920, 1260)
     csv = web.js("""new Promise((done) => {
         save = async (name, blob) => done(await blob.text());
         document.querySelector('#digits-table .buttons button').click();

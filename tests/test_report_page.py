@@ -1,0 +1,258 @@
+"""The report in a real browser: charts carry the data; pointer, legend, themes, phone, print and export work."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from browser import Browser, DoesNotStart, browser, find_browser
+from report_inputs import METHODS, write_advice, write_cluster, write_run
+
+from thinwire.cli import run
+
+pytestmark = pytest.mark.skipif(
+    find_browser() is None,
+    reason="no Chromium or Chrome on the PATH (apt-get install chromium, or set THINWIRE_BROWSER)",
+)
+SPECS = list(METHODS)  # noop among them, which sends nothing and is not on a log axis of bytes
+CURVES = [f"digits-{y}-{x}" for y in ("metric", "loss") for x in ("step", "seconds", "bytes")]
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[Browser]:
+    try:
+        with browser() as one:
+            yield one
+    except DoesNotStart as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods with two seeds, advice and measurements."""
+    folder = tmp_path_factory.mktemp("report")
+    runs = [write_run(folder / str(seed), SPECS, seed) for seed in range(2)]
+    advice = write_advice(folder / "advice.json")
+    inputs = [*runs, advice, write_cluster(folder / "cluster.json", advice)]
+    assert run(["report", *map(str, inputs), "--out", str(folder / "report.html")]) == 0
+    return folder / "report.html"
+
+
+def pixels(web: Browser, figure: str, method: str, kind: str = "curve") -> list[tuple[float, float]]:
+    """The corners of a drawn path."""
+    selector = json.dumps(f"#{figure} g[data-method='{method}'] path.{kind}")
+    path = web.js(f"document.querySelector({selector}).getAttribute('d')")
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+),([-\d.]+)", path)]
+
+
+def assert_straight(drawn: list[float], data: list[float]) -> None:
+    """Pixels are the data, moved and stretched."""
+    assert len(drawn) == len(data)
+    stretch = (drawn[-1] - drawn[0]) / (data[-1] - data[0])
+    for place, value in zip(drawn, data, strict=True):
+        assert place == pytest.approx(drawn[0] + stretch * (value - data[0]), abs=0.02)
+
+
+def colour(web: Browser, selector: str = "body", name: str = "backgroundColor") -> int:
+    """The brightness, 0 to 255."""
+    text = web.js(f"getComputedStyle(document.querySelector({json.dumps(selector)})).{name}")
+    return sum(map(int, re.findall(r"\d+", text)[:3])) // 3
+
+
+def test_charts_carry_the_data_and_nothing_complains(web: Browser, report: Path) -> None:
+    web.open(report)
+    assert web.errors == [] and web.requests == [report.as_uri()]
+    data = web.js("data")
+    figures = [*CURVES, "digits-breakdown", "digits-ratio", "scaling-1", "scaling-1-breakdown"]
+    assert web.js("figures.map((figure) => figure.id)") == figures
+    assert web.js("figures.every((figure) => figure.drawn)")
+    for series in data["sections"][0]["series"]:
+        for x in ("step", "seconds"):
+            points = pixels(web, f"digits-metric-{x}", series["method"])
+            assert_straight([px for px, _ in points], series["epochs"][x])
+            assert_straight([py for _, py in points], series["epochs"]["metric"])
+            raw = pixels(web, f"digits-loss-{x}", series["method"], "raw")
+            assert_straight([px for px, _ in raw], series["steps"][x])
+            assert_straight([py for _, py in raw], series["steps"]["loss"])
+            assert len(pixels(web, f"digits-loss-{x}", series["method"])) == len(raw)
+        assert web.js("document.querySelectorAll('#digits-metric-bytes path.band').length") == 4
+    assert "(log scale)" in web.js("document.querySelector('#digits-metric-bytes svg').textContent")
+    bars = web.js(
+        "[...document.querySelectorAll('#digits-breakdown g[data-method=dense] rect')].map((r) => +r.dataset.value)"
+    )
+    assert bars == [value for value in data["sections"][0]["series"][0]["breakdown_ms"].values() if value]
+    assert web.js("document.querySelectorAll('#scaling-1 path.curve').length") == 5
+    assert web.js("document.querySelectorAll('#scaling-1 path.point').length") == 10
+    assert "0123abc" in web.js("document.getElementById('sources').innerText")
+    assert "-0" not in web.js("[...document.querySelectorAll('figure text')].map((t) => t.textContent)")
+
+
+def test_smoothing_shows_what_was_logged_and_can_be_turned_off(web: Browser, report: Path) -> None:
+    web.open(report)
+    raw = pixels(web, "digits-loss-step", "dense", "raw")
+    assert pixels(web, "digits-loss-step", "dense") != raw
+    assert "as logged" in web.js("document.querySelector('#digits-loss-step figcaption').textContent")
+    web.click("#digits-loss-step .option:nth-child(3)")
+    series = web.js("data.sections[0].series[0].steps.loss")
+    assert_straight([py for _, py in pixels(web, "digits-loss-step", "dense")], series)
+    assert web.js("document.querySelector('#digits-loss-step path.raw')") is None
+
+
+def test_the_pointer_shows_values(web: Browser, report: Path) -> None:
+    web.open(report)
+    web.js("document.getElementById('digits-metric-step').scrollIntoView({block: 'center'})")
+    box = web.box("#digits-metric-step svg")
+    px, py = pixels(web, "digits-metric-step", "dense")[3]
+    web.move(box[0] + px + 2, box[1] + py)
+    web.settle()
+    shown = web.js("tooltip.innerText")
+    value = web.js("data.sections[0].series[0].epochs.metric[3]")
+    assert shown.startswith("step: 80") and f"{value:.2f} %" in shown and all(spec in shown for spec in SPECS)
+    assert web.js("document.querySelectorAll('.crosshair').length") == 1
+    web.move(2, 2)
+    web.settle()
+    assert web.js("tooltip.hidden") and web.js("document.querySelectorAll('.crosshair').length") == 0
+    web.js("document.getElementById('digits-metric-step').focus()")  # and the keyboard
+    for _ in range(2):
+        web.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
+    assert web.js("tooltip.innerText").startswith("step: 40")
+    web.js("document.getElementById('digits-breakdown').scrollIntoView({block: 'center'})")
+    left, top, *_ = web.box("#digits-breakdown rect")
+    web.move(left + 3, top + 3)
+    web.settle()
+    assert "communicate" in web.js("tooltip.innerText") and "300 ms" in web.js("tooltip.innerText")
+    assert web.errors == []
+
+
+def test_the_legend_toggles_a_method_everywhere(web: Browser, report: Path) -> None:
+    web.open(report)
+    own = "figure g[data-method=terngrad], tr[data-method=terngrad]:not([hidden])"
+    counted = f"document.querySelectorAll('{own}').length"
+    before = web.js(counted)
+    web.click("#legend [data-method=terngrad]")
+    assert before > 10 and web.js(counted) == 0
+    assert web.js("document.querySelector('#legend [data-method=terngrad]').ariaPressed") == "false"
+    assert web.js("document.querySelectorAll('#digits-metric-step path.curve').length") == 3
+    web.click("#legend .all")
+    assert web.js(counted) == before
+    web.js("document.querySelector('#legend [data-method=terngrad]').dispatchEvent(new MouseEvent('dblclick'))")
+    assert web.js("[...hidden]") == [method for method in web.js("data.methods") if method != "terngrad"]
+    web.click("#legend [data-method=terngrad]")
+    assert "Nothing to show" in web.js("document.getElementById('digits-metric-step').innerText")
+    assert web.errors == []
+
+
+def test_light_and_dark(web: Browser, report: Path) -> None:
+    web.open(report)
+    assert colour(web) > 230 and colour(web, "body", "color") < 60
+    web.click("#theme")
+    assert colour(web) < 60 and colour(web, "body", "color") > 200
+    web.open(report, dark=True)
+    assert colour(web) < 60 and colour(web, "#digits-metric-step g[data-method=dense] path.curve", "stroke") > 180
+    web.click("#theme")
+    web.click("#theme")
+    assert colour(web) > 230
+    web.open(report, dark=True, media="print")
+    assert colour(web) > 230 and colour(web, "body", "color") < 60
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1600])
+def test_no_width_scrolls_sideways(web: Browser, report: Path, width: int) -> None:
+    web.open(report, width, 780)
+    assert web.js("document.documentElement.scrollWidth") == width
+    outside = """[...document.querySelectorAll('main *')]
+        .filter((node) => node.getBoundingClientRect().right > innerWidth + 1).map((node) => node.outerHTML)"""
+    assert web.js(outside) == []
+    smallest = web.js("""Math.min(...[...document.querySelectorAll('figure svg')]
+        .map((node) => node.getBoundingClientRect().width / node.viewBox.baseVal.width))""")
+    assert smallest > 0.95  # text in charts keeps its size
+
+
+def test_print(web: Browser, report: Path) -> None:
+    web.open(report, 794, 1100, media="print")
+    assert (
+        web.js(
+            "[...document.querySelectorAll('button')].filter((b) => b.offsetParent && !b.closest('#legend, th')).length"
+        )
+        == 0
+    )
+    assert web.js("document.documentElement.scrollWidth") == 794
+    web.open(report)
+    assert web.pdf().startswith(b"%PDF") and web.errors == []
+
+
+def test_charts_can_be_saved_for_papers(web: Browser, report: Path) -> None:
+    web.open(report, dark=True)
+    for figure in web.js("figures.map((figure) => figure.id)"):
+        text = web.js(f"figures.find((figure) => figure.id === '{figure}').export().text")
+        root = ElementTree.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg" and "var(" not in text and "undefined" not in text
+        assert len(list(root.iter("{http://www.w3.org/2000/svg}text"))) > 5
+    saved: Any = web.js("""new Promise((done) => {
+        save = async (name, blob) => done([name, [...new Uint8Array(await blob.arrayBuffer())].slice(0, 24)]);
+        document.querySelector('#digits-metric-bytes .buttons button:last-child').click();
+    })""")
+    name, head = saved[0], bytes(saved[1])
+    assert name == "digits-metric-bytes.png" and head.startswith(b"\x89PNG")
+    assert (int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")) == (1920, 1260)
+    csv = web.js("""new Promise((done) => {
+        save = async (name, blob) => done(await blob.text());
+        document.querySelector('#digits-table .buttons button').click();
+    })""")
+    assert csv.startswith("method,seeds,accuracy,") and '"dgc:density=0.001,warmup=80",2,' in csv
+    assert web.errors == []
+
+
+def test_tables_sort(web: Browser, report: Path) -> None:
+    web.open(report)
+    order = "[...document.querySelectorAll('#digits-table tbody tr')].map((row) => row.dataset.method)"
+    heads = web.js("[...document.querySelectorAll('#digits-table th')].map((head) => head.textContent)")
+    index = heads.index("sent by a worker")
+    web.click(f"#digits-table th:nth-child({index + 1}) button")
+    assert web.js(order) == ["noop", SPECS[1], "terngrad", "dense"]
+    web.click(f"#digits-table th:nth-child({index + 1}) button")
+    assert web.js(order) == ["dense", "terngrad", SPECS[1], "noop"]
+
+
+def test_what_it_takes_to_reach_a_value(web: Browser, report: Path) -> None:
+    web.open(report)
+    epochs = {one["method"]: one["epochs"] for one in web.js("data.sections[0].series")}
+    cells = (
+        "[...document.querySelectorAll('#digits-target tbody tr')].map((row) => [...row.cells].map((c) => c.innerText))"
+    )
+    assert all(row[1] != "not reached" for row in web.js(cells))  # it starts at a value that all have reached
+    web.js("(() => { const s = document.querySelector('#digits-target input'); s.value = 97; s.oninput(); })()")
+    for name, steps, *_ in web.js(cells):
+        method = epochs[name.strip()]
+        reached = [step for step, value in zip(method["step"], method["metric"], strict=True) if value >= 97]
+        assert steps == (str(reached[0]) if reached else "not reached")
+    assert "97 % accuracy" in web.js("document.querySelector('#digits-target').innerText")
+
+
+def test_hostile_names_stay_text(web: Browser, tmp_path: Path) -> None:
+    evil = "dgc</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"\\"
+    folder = write_run(tmp_path / "<b>run", [evil, "dense"], recipe="<i>x")
+    assert (
+        run(["report", str(folder), "--out", str(tmp_path / "r.html"), "--title", "<script>window.hacked=1</script>"])
+        == 0
+    )
+    web.open(tmp_path / "r.html")
+    assert web.errors == [] and web.js("window.hacked") is None
+    assert web.js("document.querySelector('#legend button').textContent") == evil
+    assert web.js("document.querySelectorAll('main img, h2 i, td b b, script:not(#data, :last-of-type)').length") == 0
+
+
+def test_many_methods_look_different_and_odd_runs_are_drawn(web: Browser, tmp_path: Path) -> None:
+    specs = [f"dgc:density={2.0**-i}" for i in range(20)]
+    folder = write_run(tmp_path / "a", specs, epochs=2, steps=False, finished=False)
+    assert run(["report", str(folder), "--out", str(tmp_path / "r.html")]) == 0
+    web.open(tmp_path / "r.html", 360, 780)
+    looks = web.js("[...styles.values()].map((style) => style.color + style.dash + style.marker)")
+    assert len(set(looks)) == len(looks) and web.errors == []
+    assert web.js("document.documentElement.scrollWidth") == 360
+    assert web.js("document.getElementById('notices').innerText").count("was interrupted") == 1

@@ -36,6 +36,7 @@ LAYERS = [
     {"exchange"},
     {"hierarchy"},
     {"methods", "optimizers", "ddp", "gate", "reshard", "state"},
+    {"checkpoint"},
     {"wire"},
     {"attach"},
 ]  # what is in no line (the command line, recipes, benchmarks) uses the engine and is not used by it

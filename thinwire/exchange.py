@@ -46,6 +46,7 @@ class Exchange(Generic[P]):
     def _exchange(self, turn: Turn, parts: Sequence[Tensor]) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         coded = turn.layout.coded_numel
+        self.memory.forget()
         bad = first_nonfinite(parts)
         if bad is not None:
             # This rank's memory stays as it is and it sends zeros, with the alarm that makes all ranks stop.
@@ -58,7 +59,8 @@ class Exchange(Generic[P]):
         if agreed is not None:
             self.net.all_reduce(agreed, largest=True)
         payload = self.compressor.compress(turn, x[:coded], agreed, self.net.rank, scout)  # what we choose to send
-        result, accepted = self.collective.mean(turn, payload, x[coded:], self.net)  # what the group really used
+        tail = x[coded:].clone()  # of its own: x changes while what was accepted is still read
+        result, accepted = self.collective.mean(turn, payload, tail, self.net)  # what the group really used
         exchanged = time.perf_counter()
         if turn.alarm.rings:
             raise NonFiniteError(_alarm_sentence(turn))
@@ -66,6 +68,7 @@ class Exchange(Generic[P]):
         if self.local is not None:
             grad = torch.cat(list(parts))
             result = DenseResult(combine(self.local, result.flat(turn.layout), grad, x, accepted, self.net.size))
+        self.memory.settle(turn, self.net.rank)
         self.clock.compensating += compensated - start + time.perf_counter() - exchanged
         self.clock.compressing += exchanged - compensated - (self.net.traffic.seconds - on_wire)
         return result

@@ -31,6 +31,14 @@ class Memory(Protocol):
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None: ...
 
+    def forget(self) -> None:
+        """A new exchange begins: throw away what one that failed may have left behind."""
+        ...
+
+    def settle(self, turn: Turn, rank: int) -> None:
+        """The exchange is over and nothing holds ``x`` any more: bring the state into the form in which it is kept."""
+        ...
+
     def residual_square_sum(self) -> float: ...
 
     def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:

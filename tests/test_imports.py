@@ -35,8 +35,8 @@ LAYERS = [
     {"collectives"},
     {"exchange"},
     {"hierarchy"},
-    {"methods", "optimizers", "ddp", "gate", "reshard", "state"},
-    {"checkpoint"},
+    {"methods", "optimizers", "ddp", "gate", "replicas", "reshard", "state"},
+    {"checkpoint", "guard"},
     {"wire"},
     {"attach"},
 ]  # what is in no line (the command line, recipes, benchmarks) uses the engine and is not used by it

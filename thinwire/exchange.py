@@ -54,6 +54,9 @@ class Exchange(Generic[P]):
             parts = [torch.zeros_like(part) for part in parts]
         scout = self.compressor.scout(turn, parts[0].device) if bad is None else None
         x = self.memory.compensate(turn, parts, scout) if bad is None else torch.cat(list(parts))  # (n,) to be sent now
+        probe = turn.probe if bad is None and "residual" in self.memory.state.kinds else None
+        if probe is not None:
+            probe.wanted(x)
         compensated = time.perf_counter()
         agreed = self.compressor.measure(turn, x[:coded])  # (T,) what all ranks must agree on first
         if agreed is not None:
@@ -65,6 +68,8 @@ class Exchange(Generic[P]):
         if turn.alarm.rings:
             raise NonFiniteError(_alarm_sentence(turn))
         self.memory.retain(turn, x, accepted)  # keep the rest: nothing is ever lost
+        if probe is not None:
+            probe.left(x)  # which is the residual itself
         if self.local is not None:
             grad = torch.cat(list(parts))
             result = DenseResult(combine(self.local, result.flat(turn.layout), grad, x, accepted, self.net.size))

@@ -125,9 +125,7 @@ def check_fits(state: Mapping[str, Any], own: Mapping[str, Any], numels: Mapping
     for room, kinds in own["aggregator"].items():
         for kind, values in kinds.items():
             if values and kind not in state["aggregator"][room]:
-                raise ValueError(
-                    f"the state's aggregator has no {kind} in its {room}: it is not whole"
-                )
+                raise ValueError(f"the state's aggregator has no {kind} in its {room}: it is not whole")
     served = state["aggregator"].get("collective", {}).get("starts", {})
     for room, kinds in {"": {"pending": state["pending"]}, **state["aggregator"]}.items():
         for vectors in kinds.values():

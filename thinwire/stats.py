@@ -23,7 +23,12 @@ class Stats:
     ``bytes_received`` are what crossed this rank's link under the collectives' algorithms, and ``link_ratio``
     compares that with a ring all-reduce in fp32. ``bytes_inside`` is the traffic inside a machine with a hierarchy.
     Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps. Seconds
-    are the host's: on a GPU they do not contain kernels that are still running.
+    are the host's: on a GPU they do not contain kernels that are still running. ``steps_skipped`` were passed over
+    because a gradient was not finite.
+
+    With a guard, as the last measurement found them for all ranks together (thinwire.guard): ``residual_to_gradient``,
+    ``compression_error`` and ``staleness`` in steps; ``runaways`` counts the measurements that found the training
+    running away. ``density`` is the one of the coming step; None where the method has none.
     """
 
     steps: int
@@ -37,6 +42,12 @@ class Stats:
     seconds_compressing: float
     seconds_communicating: float
     residual_norm: float
+    steps_skipped: int = 0
+    residual_to_gradient: float | None = None
+    compression_error: float | None = None
+    staleness: float | None = None
+    runaways: int = 0
+    density: float | None = None
 
     @property
     def ratio(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,14 @@ from thinwire.ddp import Bucket, Router, Worker, router_of
 from thinwire.errors import DetachedError
 from thinwire.gate import Gate
 from thinwire.groups import check_agreement, give_back, own_net
+from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import Groups, Hierarchy
-from thinwire.layout import Layout, Turn, shaped_like
+from thinwire.layout import Layout, Probe, Turn, shaped_like
 from thinwire.local import average_parameters
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator, Clock
+from thinwire.replicas import check_replicas
 from thinwire.reshard import check_complete, reshard, served_by
 from thinwire.state import STATE_FORMAT, Shape, check_fits, check_run, pack, unpack, without_zeros
 from thinwire.stats import Stats
@@ -38,8 +41,12 @@ class Wire:
         net: TorchNet,
         groups: Groups | None,
         gate: Gate | None,
+        guard: Guard | None = None,
+        check_replicas_every: int | None = None,
     ) -> None:
-        self.model, self.method, self._gate = model, method, gate
+        self.model, self.method, self._gate, self._guard = model, method, gate, guard
+        self._check_every = check_replicas_every
+        self._checked = 0  # optimizer steps at the last check of the replicas
         self._view, self._net, self._groups = view, net, groups
         self._parameters = view.parameters  # name -> parameter, in the model's order
         self._names = list(self._parameters)
@@ -78,6 +85,7 @@ class Wire:
             self._worker.wait()
         traffic, clock = self._wire_net.traffic, self._aggregator.clock
         inside = self._local_net.traffic if self._local_net is not None else None
+        health = self._guard.health if self._guard is not None else None
         return Stats(
             steps=self._step,
             world_size=self._wire_net.size,
@@ -90,6 +98,12 @@ class Wire:
             seconds_compressing=self._spent.compressing + clock.compressing,
             seconds_communicating=traffic.seconds + (inside.seconds if inside is not None else 0.0),
             residual_norm=self._aggregator.residual_square_sum() ** 0.5,
+            steps_skipped=self._gate.skipped if self._gate is not None else 0,
+            residual_to_gradient=health.residual_to_gradient if health is not None else None,
+            compression_error=health.compression_error if health is not None else None,
+            staleness=health.staleness if health is not None else None,
+            runaways=self._guard.runaways if self._guard is not None else 0,
+            density=self._density(),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,7 +123,7 @@ class Wire:
             **self._place,
             "step": self._step,
             "optimizer_steps": self._optimizer_steps,
-            "density_factor": 1.0,
+            "density_factor": self._guard.density_factor if self._guard is not None else 1.0,
             "pending": {name: tensor.clone() for name, tensor in self._pending.items()},
             "aggregator": self._aggregator.state_dict(),
         }
@@ -157,6 +171,10 @@ class Wire:
         self._optimizer_steps = one["optimizer_steps"]
         self._pending = {name: t.to(self._net.compute_device).clone() for name, t in one["pending"].items()}
         self._aggregator.load_state_dict(without_zeros(one["aggregator"]))
+        if self._guard is not None:
+            self._guard.restart()
+            self._guard.density_factor = one["density_factor"]
+        self._set_density_factor(one["density_factor"])
 
     def load_checkpoint(self, checkpoint_id: str | os.PathLike[str], key: str = "wire") -> None:
         """Load what ``dcp.save({key: wire, ...}, checkpoint_id=...)`` wrote, also with another number of ranks.
@@ -182,6 +200,7 @@ class Wire:
             if not isinstance(chosen, Method):
                 raise ValueError(f"method must be a thinwire method or its string form, not {method!r}")
             chosen.check_exclude(self._names)
+            check_watched(chosen, self._guard.mode if self._guard is not None else None, self._check_every)
             if chosen.takes_momentum(self._view.is_sgd):
                 self._view.check_takeover(chosen.name)
         except ValueError as problem:
@@ -200,6 +219,8 @@ class Wire:
         self._spent.compressing += old.clock.compressing
         self.method, self._layouts = chosen, {}
         self._aggregator = self._build(chosen)
+        if self._guard is not None:
+            self._guard.restart()
         self._install()
         if takes:
             self._set_memory("velocity", velocity)
@@ -307,6 +328,8 @@ class Wire:
         used = [id(p) in self._used for p in parameters] if self._tracks_use else None
         self._used.difference_update(map(id, parameters))
         scale = self._gate.scale() if self._gate is not None else 1.0
+        probe = self._guard.probe_for(step) if self._guard is not None else None
+        is_last = buckets[-1].is_last
 
         def work(buckets: list[Bucket]) -> None:
             gradients = {
@@ -314,12 +337,13 @@ class Wire:
             }
             if used is not None:
                 self._drop_unused(gradients, used)
-            if not gradients:
-                return
-            if self._gate is not None and not self._gate.passes(list(gradients.values()), self._net):
-                self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
-                return
-            self._exchange(gradients, hypers, step, scale)
+            if gradients:
+                if self._gate is not None and not self._gate.passes(list(gradients.values()), self._net):
+                    self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
+                    return
+                self._exchange(gradients, hypers, step, scale, probe)
+            if probe is not None and is_last:
+                self._watch(probe)
 
         self._worker.submit(buckets, work)
 
@@ -342,7 +366,9 @@ class Wire:
             layout = self._layouts[ordinals] = Layout.of(rows)
         return layout
 
-    def _exchange(self, gradients: dict[int, Tensor], hypers: dict[int, Any], step: int, scale: float) -> None:
+    def _exchange(
+        self, gradients: dict[int, Tensor], hypers: dict[int, Any], step: int, scale: float, probe: Probe | None
+    ) -> None:
         # By name order, not bucket order: the same flat vector whatever the buckets were.
         layout = self._layout(tuple(sorted(gradients)))
         turn = Turn(
@@ -350,6 +376,7 @@ class Wire:
             step,
             tuple(hypers[segment.ordinal] for segment in layout.segments),
             tuple(self._parameters[segment.name] for segment in layout.segments),
+            probe=probe,
         )
         with torch.no_grad():
             lying = [gradients[segment.ordinal] for segment in layout.segments]
@@ -362,6 +389,8 @@ class Wire:
                     part.add_(pending)
                     if pending.is_cuda:  # made on another stream
                         pending.record_stream(torch.cuda.current_stream(pending.device))
+            if probe is not None:
+                probe.gradient(parts)
             self._dense_bytes += 4 * layout.numel
             self._aggregator.reduce(turn, parts)
             if scale != 1.0:
@@ -378,6 +407,46 @@ class Wire:
         if interval and self._optimizer_steps % interval == 0:
             self._worker.wait()
             average_parameters(self._parameters.values(), self._net)
+        sentence = self._guard.take_sentence() if self._guard is not None else None
+        if sentence is not None and self._net.rank == 0:
+            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+        self._check_replicas(equal=interval is None or self._optimizer_steps % interval == 0)
+
+    # --------------------------------------------------------------------------------------------------- watching
+
+    def _check_replicas(self, equal: bool) -> None:
+        """Every so many steps, where they should be ``equal`` at all: replicas that drift are after an averaging."""
+        if self._check_every is None or not equal or self._optimizer_steps - self._checked < self._check_every:
+            return
+        if self.model._join_config.enable:
+            return  # ranks that ran out of inputs take no steps until DDP gives them the others' model
+        self._checked = self._optimizer_steps
+        self._worker.wait()
+        handed = self._net.traffic.handed
+        ignored: set[str] = getattr(self.model, "parameters_to_ignore", set())
+        whole = {name: p for name, p in self.model.module.named_parameters() if name not in ignored}
+        check_replicas(whole, self._net, self._optimizer_steps)
+        self._net.traffic.handed = handed  # no gradient: it stays out of the compression ratio
+
+    def _watch(self, probe: Probe) -> None:
+        """After the last exchange of a probed step, on the worker's thread: the same decision on all ranks."""
+        assert self._guard is not None
+        self._guard.conclude(probe, self._net, self._density(probe.step))
+        self._set_density_factor(self._guard.density_factor)
+
+    @property
+    def _compressor(self) -> Any:
+        """The compressor of the method; None where it has none."""
+        inner = self._aggregator.inner if isinstance(self._aggregator, Hierarchy) else self._aggregator
+        return getattr(inner, "compressor", None)
+
+    def _density(self, step: int | None = None) -> float | None:
+        compressor = self._compressor
+        return compressor.density(self._step if step is None else step) if hasattr(compressor, "density") else None
+
+    def _set_density_factor(self, factor: float) -> None:
+        if hasattr(self._compressor, "factor"):
+            self._compressor.factor = factor
 
     # -------------------------------------------------------------------------------------- what is kept, by name
 

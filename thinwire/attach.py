@@ -56,6 +56,7 @@ def attach(
     step, until it settles. ``check_replicas_every=n`` compares a hash of all parameters between the ranks every n
     optimizer steps (8 bytes a rank) and raises a ReplicaError that names what differs, and where.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile(ddp_model)
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(
             f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it: DDP(model)"

@@ -289,6 +289,7 @@ class Wire:
         if self._gate is not None:
             self._handles.append(self._view.optimizer.register_step_pre_hook(self._gate.before_optimizer_step))
         self._handles.append(self._view.optimizer.register_step_post_hook(self._after_optimizer_step))
+        self._handles.append(self.model.register_forward_pre_hook(self._before_forward))
         self._tracks_use = self._may_have_unused  # asked once: what was not tracked must not count as unused
         if self._tracks_use:
             used = self._used  # not self: a parameter's hook that knows its wire would keep both alive for ever
@@ -306,6 +307,26 @@ class Wire:
         return bool(self.model.find_unused_parameters or self.model.static_graph)
 
     # --------------------------------------------------------------------------------------------------- stepping
+
+    def _before_forward(self, *_: Any) -> None:
+        """Refuse what would hang or be wrong once a rank runs out of inputs (torch.distributed.algorithms.Join)."""
+        if not self.model._join_config.enable:
+            return
+        if self.method.averaging_interval is not None:
+            raise ValueError(
+                f"{self.method} averages parameters every few steps, which ranks without inputs do not take; "
+                "use a method without local gradients inside a join, or even inputs"
+            )
+        if not getattr(self.model, "_divide_by_initial_world_size", True):
+            raise ValueError(
+                "join(divide_by_initial_world_size=False) cannot be done here: ranks without inputs go on sending what "
+                "they kept, so the mean is always over all ranks; leave it at its default, True"
+            )
+
+    @property
+    def _shadows(self) -> bool:
+        """Whether this rank has run out of inputs and only answers the exchanges of the others, with zeros."""
+        return bool(self.model._join_config.enable) and not self._router.saw_forward
 
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""
@@ -329,7 +350,7 @@ class Wire:
         self._used.difference_update(map(id, parameters))
         scale = self._gate.scale() if self._gate is not None else 1.0
         probe = self._guard.probe_for(step) if self._guard is not None else None
-        is_last = buckets[-1].is_last
+        is_last, shadows = buckets[-1].is_last, self._shadows
 
         def work(buckets: list[Bucket]) -> None:
             gradients = {
@@ -341,7 +362,7 @@ class Wire:
                 if self._gate is not None and not self._gate.passes(list(gradients.values()), self._net):
                     self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
                     return
-                self._exchange(gradients, hypers, step, scale, probe)
+                self._exchange(gradients, hypers, step, scale, probe, shadows)
             if probe is not None and is_last:
                 self._watch(probe)
 
@@ -367,7 +388,13 @@ class Wire:
         return layout
 
     def _exchange(
-        self, gradients: dict[int, Tensor], hypers: dict[int, Any], step: int, scale: float, probe: Probe | None
+        self,
+        gradients: dict[int, Tensor],
+        hypers: dict[int, Any],
+        step: int,
+        scale: float,
+        probe: Probe | None,
+        shadows: bool,
     ) -> None:
         # By name order, not bucket order: the same flat vector whatever the buckets were.
         layout = self._layout(tuple(sorted(gradients)))
@@ -393,6 +420,9 @@ class Wire:
                 probe.gradient(parts)
             self._dense_bytes += 4 * layout.numel
             self._aggregator.reduce(turn, parts)
+            if shadows and self.method.takes_weight_decay(self._view.is_sgd):
+                # No step follows here, but this rank's share of the weight decay needs the parameters of the moment.
+                self._apply({segment.name: part for segment, part in zip(layout.segments, parts, strict=True)})
             if scale != 1.0:
                 torch._foreach_mul_(parts, scale)
             for gradient, part in zip(lying, parts, strict=True):

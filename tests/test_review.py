@@ -258,3 +258,27 @@ def test_terngrad_moves_a_tensor_whose_elements_are_equal(numel: int) -> None:
         grad = torch.full((numel,), value)
         means = ThreadWorld(2).run(lambda net, g=grad: thinwire.TernGrad().aggregator(net, True).mean(_turn(numel), g))
         torch.testing.assert_close(means[0], grad)
+
+
+def test_a_length_or_a_text_from_a_peer_is_not_trusted() -> None:
+    """A peer that announced a terabyte made every rank allocate it."""
+
+    class Liar(ThreadNet):
+        def all_gather(self, frame: torch.Tensor) -> list[torch.Tensor]:
+            frames = super().all_gather(frame)
+            if frame.numel() == 8:
+                frames[1] = torch.tensor([self.lie], dtype=torch.int64).view(torch.uint8)
+            elif self.lie > 0:
+                frames[1] = torch.full_like(frames[1], 0xFF)
+            return frames
+
+    def work(net: ThreadNet, lie: int) -> str:
+        liar = Liar(net.world, net.rank)
+        liar.lie = lie
+        with pytest.raises(thinwire.FrameError) as caught:
+            check_agreement(liar, {"method": "dgc"}, None)
+        return str(caught.value)
+
+    for lie, word in ((1 << 40, "text of"), (-5, "text of"), (0, "text of"), (3, "UTF-8")):
+        for sentence in ThreadWorld(2).run(lambda net, lie=lie: work(net, lie)):
+            assert "bad frame from rank 1" in sentence and word in sentence

@@ -120,9 +120,9 @@ def test_attached_models_are_freed_with_their_last_reference(cluster: Cluster) -
 
 
 def compiled(group: dist.ProcessGroup) -> None:
-    """The DDP model compiled, and DDP around a compiled module; attached to the DDP model or to the compiled one."""
+    """DDP around a compiled module; and the DDP model compiled, attached to the compiled one."""
     finals = {}
-    for form in ("plain", "outside", "inside", "attached to the compiled one"):
+    for form in ("plain", "inside", "outside, attached to the compiled one"):
         torch._dynamo.reset()
         torch.manual_seed(1)
         module = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
@@ -130,7 +130,7 @@ def compiled(group: dist.ProcessGroup) -> None:
         ddp = DDP(inner, process_group=group)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=LR, momentum=0.9)
         model = ddp if form in ("plain", "inside") else torch.compile(ddp, backend="aot_eager")
-        wire = thinwire.attach(model if form.startswith("attached") else ddp, optimizer, "dgc:density=1,dense_below=0")
+        wire = thinwire.attach(model if form.startswith("outside") else ddp, optimizer, "dgc:density=1,dense_below=0")
         for step in range(4):
             optimizer.zero_grad()
             model(noise((4, 6), dist.get_rank(group), step, "x")).square().mean().backward()

@@ -37,6 +37,9 @@ LAYERS = [
     {"hierarchy"},
     {"methods", "optimizers", "ddp", "gate", "replicas", "reshard", "state"},
     {"checkpoint", "guard"},
+    {"kept"},
+    {"watching"},
+    {"saving"},
     {"wire"},
     {"attach"},
 ]  # what is in no line (the command line, recipes, benchmarks) uses the engine and is not used by it

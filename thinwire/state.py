@@ -35,7 +35,7 @@ class Shape:
     device: torch.device
 
     def filled(self, room: str, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        numels: Mapping[str, int] = getattr(self, room)
+        numels: Mapping[str, int] = getattr(self, room, {})
         dtype = self.dtype if room == "memory" else torch.float32
         missing = {name: torch.zeros(n, dtype=dtype, device=self.device) for name, n in numels.items()}
         return {**missing, **vectors}

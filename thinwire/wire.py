@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checkpoint import read_states
 from thinwire.ddp import Bucket, Router, Worker, router_of
 from thinwire.errors import DetachedError
 from thinwire.gate import Gate
@@ -23,14 +20,12 @@ from thinwire.local import average_parameters
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator, Clock
-from thinwire.replicas import check_replicas
-from thinwire.reshard import check_complete, reshard, served_by
-from thinwire.state import STATE_FORMAT, Shape, check_fits, check_run, pack, unpack, without_zeros
+from thinwire.saving import Saver
 from thinwire.stats import Stats
 from thinwire.transport import TorchNet
 
 
-class Wire:
+class Wire(Saver):
     """Made by ``thinwire.attach``. All methods that change something are collective: every rank calls them alike."""
 
     def __init__(
@@ -106,86 +101,6 @@ class Wire:
             density=self._density(),
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything of this rank that a later run needs: residuals, velocities, errors, counters, method.
-
-        The state of a moment has the same keys and shapes as that of any other, and what belongs to a rank lies under
-        the rank's own key: torch.distributed.checkpoint takes a wire as it is, ``dcp.save({"wire": wire}, ...)``.
-        """
-        self._wait()
-        return pack(self._plain_state(), self._shape())
-
-    def _plain_state(self) -> dict[str, Any]:
-        return {
-            "format": STATE_FORMAT,
-            "method": str(self.method),
-            "parameters": tuple((name, p.numel()) for name, p in self._parameters.items()),
-            **self._place,
-            "step": self._step,
-            "optimizer_steps": self._optimizer_steps,
-            "density_factor": self._guard.density_factor if self._guard is not None else 1.0,
-            "pending": {name: tensor.clone() for name, tensor in self._pending.items()},
-            "aggregator": self._aggregator.state_dict(),
-        }
-
-    def _shape(self) -> Shape:
-        """The vectors that this rank's state has at any moment: none on a rank that stands behind its machine's."""
-        numels = {name: p.numel() for name, p in self._parameters.items()}
-        follows = isinstance(self._aggregator, Hierarchy) and not self._aggregator.leads
-        serves = not follows and getattr(self.method, "two_way", False)
-        topology, net = getattr(self.method, "topology", "sharded"), self._wire_net
-        served = served_by(numels, net.rank, net.size, topology) if serves else {}
-        return Shape(
-            {} if follows else numels,
-            {name: stop - start for name, (start, stop) in served.items()},
-            self.method.state_dtype,
-            self._net.compute_device,
-        )
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        """Where this rank stands in its group, as a state says it."""
-        return {"world_size": self._net.size, "rank": self._net.rank, "hierarchy": self._groups}
-
-    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """Take up where ``state_dict`` left off; a state that does not fit raises and changes nothing.
-
-        ``state`` is what this rank saved, or the list of all ranks' states. With the list the group may have another
-        size or hierarchy than the one that saved it: what was not sent is then redistributed, and none of it is lost.
-        """
-        self._wait()
-        numels, own, given = {name: p.numel() for name, p in self._parameters.items()}, self.state_dict(), unpack(state)
-        plain = unpack(own)[0]
-        for one in given:
-            check_run(one, plain)
-        if isinstance(state, (list, tuple)) or len(given) != 1:
-            check_complete(given)
-            if all(given[0][key] == plain[key] for key in ("world_size", "hierarchy")):
-                given = [one for one in given if one["rank"] == self._net.rank]
-            else:
-                net, topology = self._wire_net, getattr(self.method, "topology", None)
-                given = [{**reshard(given, numels, topology, net.rank, net.size), **self._place}]
-        (one,) = given
-        check_fits(one, plain, numels)
-        self._step = one["step"]
-        self._optimizer_steps = one["optimizer_steps"]
-        self._pending = {name: t.to(self._net.compute_device).clone() for name, t in one["pending"].items()}
-        self._aggregator.load_state_dict(without_zeros(one["aggregator"]))
-        if self._guard is not None:
-            self._guard.restart()
-            self._guard.density_factor = one["density_factor"]
-        self._set_density_factor(one["density_factor"])
-
-    def load_checkpoint(self, checkpoint_id: str | os.PathLike[str], key: str = "wire") -> None:
-        """Load what ``dcp.save({key: wire, ...}, checkpoint_id=...)`` wrote, also with another number of ranks.
-
-        ``dcp.load`` itself is enough where the group is the one that saved. Nothing is communicated here: every rank
-        reads its own part, or all parts where the group is another one.
-        """
-        place = self._place
-        group = {name: place[name] for name in ("world_size", "hierarchy")}
-        self.load_state_dict(read_states(checkpoint_id, key, self._net.rank, group))
-
     def switch(self, method: Method | str) -> None:
         """Change the method between two steps; nothing that the old one kept is lost.
 
@@ -259,6 +174,12 @@ class Wire:
                 give_back(self._net, net, members)
             give_back(TorchNet(self.model.process_group, self._net.compute_device), self._net)
         return {name: shaped_like(tensor, self._parameters[name].detach()) for name, tensor in mean.items()}
+
+    def _wait(self) -> None:
+        """Return when all exchanges so far are done; refuse where there will be no more."""
+        if not self._attached:
+            raise DetachedError("this wire was detached; call thinwire.attach again")
+        self._worker.wait()
 
     def _leave(self) -> None:
         self._attached = False
@@ -441,110 +362,6 @@ class Wire:
         if sentence is not None and self._net.rank == 0:
             warnings.warn(sentence, RuntimeWarning, stacklevel=2)
         self._check_replicas(equal=interval is None or self._optimizer_steps % interval == 0)
-
-    # --------------------------------------------------------------------------------------------------- watching
-
-    def _check_replicas(self, equal: bool) -> None:
-        """Every so many steps, where they should be ``equal`` at all: replicas that drift are after an averaging."""
-        if self._check_every is None or not equal or self._optimizer_steps - self._checked < self._check_every:
-            return
-        if self.model._join_config.enable:
-            return  # ranks that ran out of inputs take no steps until DDP gives them the others' model
-        self._checked = self._optimizer_steps
-        self._worker.wait()
-        handed = self._net.traffic.handed
-        ignored: set[str] = getattr(self.model, "parameters_to_ignore", set())
-        whole = {name: p for name, p in self.model.module.named_parameters() if name not in ignored}
-        check_replicas(whole, self._net, self._optimizer_steps)
-        self._net.traffic.handed = handed  # no gradient: it stays out of the compression ratio
-
-    def _watch(self, probe: Probe) -> None:
-        """After the last exchange of a probed step, on the worker's thread: the same decision on all ranks."""
-        assert self._guard is not None
-        self._guard.conclude(probe, self._net, self._density(probe.step))
-        self._set_density_factor(self._guard.density_factor)
-
-    @property
-    def _compressor(self) -> Any:
-        """The compressor of the method; None where it has none."""
-        inner = self._aggregator.inner if isinstance(self._aggregator, Hierarchy) else self._aggregator
-        return getattr(inner, "compressor", None)
-
-    def _density(self, step: int | None = None) -> float | None:
-        compressor = self._compressor
-        return compressor.density(self._step if step is None else step) if hasattr(compressor, "density") else None
-
-    def _set_density_factor(self, factor: float) -> None:
-        if hasattr(self._compressor, "factor"):
-            self._compressor.factor = factor
-
-    # -------------------------------------------------------------------------------------- what is kept, by name
-
-    @property
-    def _memory(self) -> Any:
-        """The memory of the method; None where it has none."""
-        inner = self._aggregator.inner if isinstance(self._aggregator, Hierarchy) else self._aggregator
-        return getattr(inner, "memory", None)
-
-    def _velocity(self) -> dict[str, Tensor]:
-        return dict(self._memory.state.named.get("velocity", {})) if self._memory is not None else {}
-
-    def _mean_velocity(self) -> dict[str, Tensor]:
-        mine = self._velocity()
-        if isinstance(self._aggregator, Hierarchy):
-            mine = self._aggregator.share(mine)
-        return self._mean_over_ranks(mine)
-
-    def _set_memory(self, kind: str, vectors: dict[str, Tensor]) -> None:
-        follows = isinstance(self._aggregator, Hierarchy) and not self._aggregator.leads  # and keeps nothing
-        if vectors and not follows:
-            self._memory.load_state_dict({**self._memory.state_dict(), kind: vectors})
-
-    @property
-    def _weight(self) -> float:
-        return self._aggregator.weight if isinstance(self._aggregator, Hierarchy) else 1.0
-
-    def _wait(self) -> None:
-        """Return when all exchanges so far are done; refuse where there will be no more."""
-        if not self._attached:
-            raise DetachedError("this wire was detached; call thinwire.attach again")
-        self._worker.wait()
-
-    def _reunite(self) -> None:
-        """Make the replicas equal again after a method that lets them drift apart: parameters and optimizer state."""
-        if self.method.replicas_drift:
-            tensors = list(self._parameters.values())
-            for parameter in self._parameters.values():
-                for value in self._view.optimizer.state.get(parameter, {}).values():
-                    if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
-                        tensors.append(value)
-            average_parameters(tensors, self._net)
-
-    def _apply(self, mean: dict[str, Tensor]) -> None:
-        """Step by an update that momentum has acted on already: w -= lr * mean."""
-        with torch.no_grad():
-            for name, update in mean.items():
-                parameter = self._parameters[name]
-                hyper = self._view.hyper(parameter)
-                rate = hyper.lr if hyper.maximize else -hyper.lr
-                parameter.add_(shaped_like(update, parameter.detach()), alpha=rate)
-
-    def _leftover(self) -> dict[str, Tensor]:
-        numels = {name: p.numel() for name, p in self._parameters.items()}
-        return self._aggregator.leftover(numels, {name: self._view.hyper(p).lr for name, p in self._parameters.items()})
-
-    def _mean_over_ranks(self, mine: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The mean of per-parameter vectors over all ranks; a rank without one counts as zero."""
-        sizes = [p.numel() for p in self._parameters.values()]
-        flat = torch.zeros(sum(sizes), dtype=torch.float32, device=self._net.compute_device)
-        handed = self._net.traffic.handed
-        views = dict(zip(self._names, flat.split(sizes), strict=True))
-        for name, tensor in mine.items():
-            views[name].copy_(tensor.reshape(-1))
-        self._net.all_reduce(flat)
-        self._net.traffic.handed = handed  # no gradient of a step: it stays out of the compression ratio
-        flat.div_(self._net.size)
-        return {name: view.clone() for name, view in views.items()}
 
 
 def _scaled(vectors: dict[str, Tensor], factor: float) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ import thinwire
 from thinwire import cli
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather
+from thinwire.compressors import TopK
 from thinwire.errors import NonFiniteError
 from thinwire.exchange import DenseMean, Exchange
 from thinwire.groups import check_agreement
@@ -282,3 +283,15 @@ def test_a_length_or_a_text_from_a_peer_is_not_trusted() -> None:
     for lie, word in ((1 << 40, "text of"), (-5, "text of"), (0, "text of"), (3, "UTF-8")):
         for sentence in ThreadWorld(2).run(lambda net, lie=lie: work(net, lie)):
             assert "bad frame from rank 1" in sentence and word in sentence
+
+
+def test_what_was_accepted_of_a_dense_tail_stays_when_the_residual_is_cleared() -> None:
+    """It was a view of the residual, zero once the memory had kept the rest: "partial" subtracts it after that."""
+    layout = Layout.of([("w", 0, 10, True), ("b", 1, 3, False)])
+
+    def work(net: ThreadNet) -> torch.Tensor:
+        exchange = Exchange(ErrorFeedback(), TopK(1.0), AllGather(SparseCodec()), net, local="partial")
+        return exchange.mean(Turn(layout, 0, (Hyper(),) * 2), torch.arange(13.0) + net.rank)
+
+    for mean in ThreadWorld(2).run(work):  # all of it was sent: G - S + L is G, in both parts
+        assert torch.equal(mean, torch.arange(13.0) + 0.5)

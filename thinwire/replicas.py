@@ -38,13 +38,12 @@ def check_replicas(parameters: Mapping[str, Tensor], net: Net, step: int) -> Non
     if not parameters:
         return
     own = hashes(list(parameters.values()))
-    words = (own & 0x7FFFFFFF).to(torch.int32) ^ (own >> 31).to(torch.int32)
-    both = torch.stack([checksum(words), checksum(words.flip(0), 1 << 20)])  # 64 bits of all parameters together
-    packed = (both & 0xFFFFFFFF).to(torch.int64)
-    answers = net.all_gather((packed[0] | packed[1] << 32).reshape(1).view(torch.uint8))
+    words = own.view(torch.int32)[::2].contiguous()  # the lower halves; the upper ones are zero
+    low, high = checksum(words), checksum(words, 1 << 20)  # 64 bits of all parameters together
+    answers = net.all_gather((low | high << 32).reshape(1).view(torch.uint8))
     if len({bytes(answer.cpu().tolist()) for answer in answers}) == 1:
         return
-    rows = [row.cpu().clone().view(torch.int64).tolist() for row in net.all_gather(own.view(torch.uint8))]
+    rows = [row.cpu().clone().view(torch.int32).tolist() for row in net.all_gather(words.view(torch.uint8))]
     found = [
         f"{name!r} ({_parties([row[place] for row in rows])})"
         for place, name in enumerate(parameters)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import workers
 from cluster import Cluster
-from workers import Run
+from torch.nn.parallel import DistributedDataParallel as DDP
+from workers import LR, Run, Training, close, flat, noise
 
 import thinwire
 
@@ -113,3 +117,162 @@ def test_a_model_on_a_subgroup_whose_ranks_are_not_the_worlds(cluster: Cluster, 
 
 def test_attached_models_are_freed_with_their_last_reference(cluster: Cluster) -> None:
     assert cluster.run(workers.left_alive, 2) == [[], []]
+
+
+def compiled(group: dist.ProcessGroup) -> None:
+    """DDP around a compiled module; and the DDP model compiled, attached to the compiled one."""
+    finals = {}
+    for form in ("plain", "inside", "outside, attached to the compiled one"):
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        module = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+        inner = torch.compile(module, backend="aot_eager") if form == "inside" else module
+        ddp = DDP(inner, process_group=group)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR, momentum=0.9)
+        model = ddp if form in ("plain", "inside") else torch.compile(ddp, backend="aot_eager")
+        wire = thinwire.attach(model if form.startswith("outside") else ddp, optimizer, "dgc:density=1,dense_below=0")
+        for step in range(4):
+            optimizer.zero_grad()
+            model(noise((4, 6), dist.get_rank(group), step, "x")).square().mean().backward()
+            optimizer.step()
+        assert wire.stats.steps == 4 and wire.stats.dense_bytes == 4 * 4 * flat(module).numel()
+        finals[form] = flat(module)
+        wire.detach()
+    for form, final in finals.items():
+        close(final, finals["plain"], form)
+
+
+def test_compiled_models_train_as_they_do_uncompiled(cluster: Cluster) -> None:
+    cluster.run(compiled, 2)
+
+
+def inductor(group: dist.ProcessGroup) -> float:
+    torch.manual_seed(1)
+    ddp = DDP(torch.nn.Linear(8, 4), process_group=group)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+    wire, model = thinwire.attach(ddp, optimizer, "dgc:density=0.2,dense_below=0"), torch.compile(ddp)
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = (model(noise((16, 8), dist.get_rank(group), 0, "x")) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    wire.detach()
+    return losses[-1] / losses[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the inductor compiles with g++ here")
+def test_a_model_compiled_with_the_inductor_learns(cluster: Cluster) -> None:
+    assert max(cluster.run(inductor, 2)) < 0.5
+
+
+def frozen_and_unfrozen(group: dist.ProcessGroup) -> None:
+    """Frozen on the way, with find_unused_parameters: left alone, its residual waits, and it goes on when unfrozen."""
+    for method in (
+        "dgc:density=1.0,dense_below=0",
+        "dgc:density=0.02,dense_below=0",
+        "gtopk:density=0.02",
+        "blocksign",
+    ):
+        training = Training(group, Run(method, "plain", ddp={"find_unused_parameters": True}))
+        module, size = training.module, dist.get_world_size(group)
+        start = {name: p.detach().clone() for name, p in module.named_parameters()}
+        total = {name: torch.zeros_like(p) for name, p in start.items()}
+        for step in range(9):
+            frozen = {"a", "d"} if 3 <= step < 6 else set()
+            for name, p in module.named_parameters():
+                p.requires_grad_(name not in frozen)
+            held = {name: module.get_parameter(name).detach().clone() for name in frozen}
+            training.step(step)
+            for name, before in held.items():
+                assert torch.equal(module.get_parameter(name), before), f"{method}: {name} is frozen"
+            for rank in range(size):
+                for name, pull in workers.pulls(rank, step).items():
+                    if name not in frozen:
+                        total[name] += pull / size
+        rest = training.wire.detach()
+        for name, p in module.named_parameters():
+            close(p.detach() - LR * rest[name], start[name] - LR * total[name], f"{method} {name}", atol=1e-5)
+
+
+def thawed(group: dist.ProcessGroup) -> None:
+    """Frozen when DDP was made: it takes a new DDP and a new attach, and momentum and leftovers come along."""
+    for optimizer, method in (("plain", "dgc:density=0.05,dense_below=0"), ("heavy", workers.EXACT)):
+        finals = []
+        for wired in (False, True):
+            module = workers.Dot()
+            module.a.requires_grad_(False)
+            optim = workers.OPTIMIZERS[optimizer](module)
+            model = DDP(module, process_group=group)
+            wire = thinwire.attach(model, optim, method) if wired else None
+            owed: dict[str, torch.Tensor] = {}
+            for step in range(8):
+                if step == 4:
+                    module.a.requires_grad_(True)
+                    owed = wire.detach() if wire is not None else {}
+                    model = DDP(module, process_group=group)
+                    wire = thinwire.attach(model, optim, method) if wired else None
+                optim.zero_grad()
+                model(workers.pulls(dist.get_rank(group), step)).backward()
+                optim.step()
+            rest = wire.detach() if wire is not None else {}
+            whole = [
+                p.detach() - LR * (rest.get(name, 0 * p) + owed.get(name, 0 * p)).detach()
+                for name, p in module.named_parameters()
+            ]
+            finals.append(torch.cat([one.reshape(-1) for one in whole]))
+        close(finals[1], finals[0], str(method), atol=1e-5)
+
+
+def test_parameters_frozen_and_unfrozen_on_the_way(cluster: Cluster) -> None:
+    cluster.run(frozen_and_unfrozen, 3)
+    cluster.run(thawed, 2)
+
+
+PAIRED = [
+    "dgc:density=0.02", "dgc:density=0.02,momentum_correction=false,residual=bf16", "gtopk:density=0.02",
+    "gtopk:density=0.02,momentum_correction=true", "terngrad", "blocksign", "dropping:density=0.02",
+    "dropping:density=0.02,local=partial,sync_every=3", "signsgd", "dense", "noop",
+]  # fmt: skip
+
+
+def kept_and_moving(wire: Any) -> dict[str, torch.Tensor]:
+    """The group's mean of everything that a wire holds back, and of the velocity wherever it is."""
+    rest = wire._leftover()
+    for name, pending in wire._pending.items():
+        rest[name] = rest[name] + pending if name in rest else pending
+    if wire.method.takes_momentum(wire._view.is_sgd):
+        velocity = wire._mean_velocity()
+    else:
+        buffers = {name: wire._view.optimizer.state.get(p, {}) for name, p in wire._parameters.items()}
+        own = {n: b["momentum_buffer"].reshape(-1) for n, b in buffers.items() if "momentum_buffer" in b}
+        velocity = wire._mean_over_ranks(own)
+    rest = wire._mean_over_ranks(rest)
+    parameters = wire._mean_over_ranks({name: p.detach() for name, p in wire._parameters.items()})
+    join = lambda vectors: torch.cat([vectors[name] for name in wire._names])  # noqa: E731
+    return {"kept": join(rest), "velocity": join(velocity), "parameters": join(parameters)}
+
+
+def every_switch(group: dist.ProcessGroup, first: str) -> None:
+    """Right at the switch: what was kept is still kept, or was just applied; the velocity goes along."""
+    for second in PAIRED:
+        training = Training(group, Run(first, "heavy"))
+        for step in range(3):
+            training.step(step)
+        before = kept_and_moving(training.wire)
+        training.wire.switch(second)
+        after = kept_and_moving(training.wire)
+        applied = (before["parameters"] - after["parameters"]) / LR
+        rounding = 0.05 if "bf16" in first + second else 1e-4
+        close(after["kept"] + applied, before["kept"], f"{first} -> {second}: kept", atol=rounding)
+        close(after["velocity"], before["velocity"], f"{first} -> {second}: velocity", atol=rounding)
+        training.step(3)
+        training.step(4)
+        training.wire.detach()
+        assert flat(training.module).isfinite().all()
+
+
+@pytest.mark.parametrize("first", PAIRED)
+def test_a_switch_between_any_two_methods_keeps_residuals_and_momentum(cluster: Cluster, first: str) -> None:
+    cluster.run(every_switch, 2, first)

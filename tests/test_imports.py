@@ -35,8 +35,11 @@ LAYERS = [
     {"collectives"},
     {"exchange"},
     {"hierarchy"},
-    {"methods", "optimizers", "ddp", "gate", "merging", "reshard", "state"},
-    {"peers"},
+    {"methods", "optimizers", "ddp", "gate", "merging", "replicas", "reshard", "state"},
+    {"checkpoint", "guard", "peers"},
+    {"kept"},
+    {"watching"},
+    {"saving"},
     {"wire"},
     {"attach"},
 ]  # what is in no line (the command line, recipes, benchmarks) uses the engine and is not used by it

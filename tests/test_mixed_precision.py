@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
+from workers import own_part
 
 import thinwire
 
@@ -110,8 +111,8 @@ def raising(group: dist.ProcessGroup, spec: str) -> tuple[str, bool]:
     try:
         ((model(x) - y).square().mean() * (float("nan") if rank == 1 else 1.0)).backward()
     except RuntimeError as error:
-        memory = wire.state_dict()["aggregator"]["memory"]
-        vectors = [v for kind in memory.values() for v in kind.values() if isinstance(v, torch.Tensor)]
+        memory = own_part(wire.state_dict())["aggregator"]["memory"]
+        vectors = [v for kind in memory.values() for v in dict(kind).values() if isinstance(v, torch.Tensor)]
         return str(error), all(bool(torch.isfinite(vector).all()) for vector in vectors)
     return "no error", False
 

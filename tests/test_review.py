@@ -16,11 +16,13 @@ import torch.distributed as dist
 from cluster import Cluster
 from test_imports import contract
 from torch.nn.parallel import DistributedDataParallel as DDP
+from workers import own_part
 
 import thinwire
 from thinwire import cli
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather
+from thinwire.compressors import TopK
 from thinwire.errors import NonFiniteError
 from thinwire.exchange import DenseMean, Exchange
 from thinwire.groups import check_agreement
@@ -106,13 +108,13 @@ def followers_hold_nothing(group: dist.ProcessGroup) -> list[str]:
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     wire = thinwire.attach(model, optimizer, "dgc", hierarchy=2)
-    held = [kind for kind, vectors in wire.state_dict()["aggregator"]["memory"].items() if vectors]
+    held = [kind for kind, vectors in own_part(wire.state_dict())["aggregator"]["memory"].items() if vectors]
     wire.detach()
     return held
 
 
 def test_only_first_ranks_get_the_velocity(cluster: Cluster) -> None:
-    assert cluster.run(followers_hold_nothing, 4) == [["velocity"], [], ["velocity"], []]
+    assert cluster.run(followers_hold_nothing, 4) == [["velocity", "residual"], [], ["velocity", "residual"], []]
 
 
 def late_static_graph(group: dist.ProcessGroup) -> int:
@@ -257,3 +259,39 @@ def test_terngrad_moves_a_tensor_whose_elements_are_equal(numel: int) -> None:
         grad = torch.full((numel,), value)
         means = ThreadWorld(2).run(lambda net, g=grad: thinwire.TernGrad().aggregator(net, True).mean(_turn(numel), g))
         torch.testing.assert_close(means[0], grad)
+
+
+def test_a_length_or_a_text_from_a_peer_is_not_trusted() -> None:
+    """A peer that announced a terabyte made every rank allocate it."""
+
+    class Liar(ThreadNet):
+        def all_gather(self, frame: torch.Tensor) -> list[torch.Tensor]:
+            frames = super().all_gather(frame)
+            if frame.numel() == 8:
+                frames[1] = torch.tensor([self.lie], dtype=torch.int64).view(torch.uint8)
+            elif self.lie > 0:
+                frames[1] = torch.full_like(frames[1], 0xFF)
+            return frames
+
+    def work(net: ThreadNet, lie: int) -> str:
+        liar = Liar(net.world, net.rank)
+        liar.lie = lie
+        with pytest.raises(thinwire.FrameError) as caught:
+            check_agreement(liar, {"method": "dgc"}, None)
+        return str(caught.value)
+
+    for lie, word in ((1 << 40, "text of"), (-5, "text of"), (0, "text of"), (3, "UTF-8")):
+        for sentence in ThreadWorld(2).run(lambda net, lie=lie: work(net, lie)):
+            assert "bad frame from rank 1" in sentence and word in sentence
+
+
+def test_what_was_accepted_of_a_dense_tail_stays_when_the_residual_is_cleared() -> None:
+    """It was a view of the residual, zero once the memory had kept the rest: "partial" subtracts it after that."""
+    layout = Layout.of([("w", 0, 10, True), ("b", 1, 3, False)])
+
+    def work(net: ThreadNet) -> torch.Tensor:
+        exchange = Exchange(ErrorFeedback(), TopK(1.0), AllGather(SparseCodec()), net, local="partial")
+        return exchange.mean(Turn(layout, 0, (Hyper(),) * 2), torch.arange(13.0) + net.rank)
+
+    for mean in ThreadWorld(2).run(work):  # all of it was sent: G - S + L is G, in both parts
+        assert torch.equal(mean, torch.arange(13.0) + 0.5)

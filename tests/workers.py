@@ -203,6 +203,12 @@ class Training:
         return result
 
 
+def own_part(state: dict[str, Any]) -> dict[str, Any]:
+    """What a wire's state holds of its rank alone."""
+    (part,) = (value for key, value in state.items() if key.startswith("rank "))
+    return part
+
+
 def _tensors(state: Any) -> list[Tensor]:
     if isinstance(state, Tensor):
         return [state]
@@ -643,14 +649,22 @@ def wrong_states(group: dist.ProcessGroup) -> None:
 
     def inside(room: str, kind: str, **vectors: Any) -> dict[str, Any]:
         state = copy.deepcopy(good)
-        state["aggregator"][room][kind].update(vectors)
+        own_part(state)["aggregator"][room][kind].update(vectors)
+        return state
+
+    def parted(key: str, *value: Any) -> dict[str, Any]:
+        state = copy.deepcopy(good)
+        part = own_part(state)
+        del part[key]
+        if value:
+            part[key] = value[0]
         return state
 
     other = Training(group, Run(thinwire.DGC(density=0.02), "heavy"))
     other.step(0)
     neighbour = [None] * dist.get_world_size(group)
     dist.all_gather_object(neighbour, good, group=group)
-    served = next((name for name, _ in good["aggregator"]["collective"]["residual"].items()), "a")
+    served = next((name for name, _ in own_part(good)["aggregator"]["collective"]["residual"].items()), "a")
     cases = {
         "method": other.wire.state_dict(),
         "rank": neighbour[(rank + 1) % len(neighbour)],
@@ -658,15 +672,15 @@ def wrong_states(group: dist.ProcessGroup) -> None:
         "format": changed(format=99),
         "state_dict": {},
         "'step'": without("step"),
-        "'pending'": without("pending"),
-        "'aggregator'": without("aggregator"),
+        "'pending'": parted("pending"),
+        "'aggregator'": parted("aggregator"),
         "'nowhere'": inside("memory", "residual", nowhere=torch.zeros(3)),
         "'a'": inside("memory", "velocity", a=torch.zeros(3)),
-        "'b'": changed(pending={"b": torch.zeros(3)}),
+        "'b'": parted("pending", (("b", torch.zeros(3)),)),
         f"'{served}'": inside("collective", "residual", **{served: torch.zeros(99_999)}),
     }
     gone = copy.deepcopy(good)
-    del gone["aggregator"]["collective"]
+    del own_part(gone)["aggregator"]["collective"]
     cases["'collective'"] = gone
     cases["state"] = None
     for word, state in cases.items():
@@ -776,7 +790,7 @@ def leaves(group: dist.ProcessGroup) -> None:
     training = Training(group, Run(thinwire.DGC(density=0.02, dense_below=0), "heavy"))
     for step in range(3):
         training.step(step)
-    saved = training.wire.state_dict()["aggregator"]["memory"]
+    saved = own_part(training.wire.state_dict())["aggregator"]["memory"]
     everybody = [None] * N
     dist.all_gather_object(everybody, saved, group=group)
     rest = training.wire.detach()

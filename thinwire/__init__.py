@@ -1,7 +1,7 @@
 """Data-parallel PyTorch training over thin networks: compressed gradients as one line in a training script."""
 
 from thinwire.attach import Wire, attach
-from thinwire.errors import DetachedError, FrameError
+from thinwire.errors import DetachedError, FrameError, ReplicaError
 from thinwire.methods import (
     DGC,
     METHODS,
@@ -34,6 +34,7 @@ __all__ = [
     "ListedWarmup",
     "Method",
     "Noop",
+    "ReplicaError",
     "SignSGD",
     "Stats",
     "TernGrad",

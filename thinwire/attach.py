@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.ddp import has_foreign_hook, is_attached
 from thinwire.gate import Gate, Scaler
 from thinwire.groups import check_agreement, own_net
+from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import machine_groups
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
@@ -33,6 +34,9 @@ def attach(
     hierarchy: HierarchySpec = None,
     on_nonfinite: str = "raise",
     scaler: Scaler | None = None,
+    guard: str | None = None,
+    guard_every: int = 20,
+    check_replicas_every: int | None = None,
 ) -> Wire:
     """Compress the gradients of a DistributedDataParallel model from the next backward pass on.
 
@@ -42,11 +46,19 @@ def attach(
     machines from LOCAL_WORLD_SIZE, a number is the ranks a machine has, a list of lists names their ranks.
 
     A gradient that holds an inf or a nan never enters a residual. ``on_nonfinite="raise"`` stops all ranks with an
-    error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP does); "skip" passes over the whole step on all
-    ranks. With mixed precision give the ``torch.amp.GradScaler`` as
-    ``scaler``: it then sees the infinity on every rank and lowers its scale, and gradients are unscaled before they
-    meet a residual. "skip" and ``scaler`` exchange after the whole backward pass instead of bucket by bucket.
+    error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP does). The rank with the bad gradient then has its
+    memory as it was; the others learn of it from the frames, when their own gradients of that step have entered theirs,
+    so go on from a checkpoint. "skip" passes over the whole step on all ranks and leaves every memory as it was. With
+    mixed precision give the ``torch.amp.GradScaler`` as ``scaler``: it then sees the infinity on every rank and lowers
+    its scale, and gradients are unscaled before they meet a residual. "skip" and ``scaler`` exchange after the whole
+    backward pass instead of bucket by bucket.
+
+    ``guard="warn"`` measures every ``guard_every`` steps how much is kept back and for how long (``wire.stats``) and
+    warns when the training runs away; "densify" then also raises the density by a factor of 4, on all ranks at the same
+    step, until it settles. ``check_replicas_every=n`` compares a hash of all parameters between the ranks every n
+    optimizer steps (8 bytes a rank) and raises a ReplicaError that names what differs, and where.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile(ddp_model)
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(
             f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it: DDP(model)"
@@ -63,14 +75,24 @@ def attach(
         view = _check(model, optimizer, chosen)
         groups = machine_groups(hierarchy, parent.size)
         _check_gate(on_nonfinite, scaler)
+        check_watched(chosen, guard, check_replicas_every, guard_every)
     except ValueError as problem:
         error = str(problem)
     gated = scaler is not None or on_nonfinite == "skip"
-    check_agreement(
-        parent, {**_description(model, chosen, groups), "on_nonfinite": on_nonfinite, "gated": gated}, error
-    )
+    watched = {"guard": guard, "guard_every": guard_every, "check_replicas_every": check_replicas_every}
+    options = {"on_nonfinite": on_nonfinite, "gated": gated, **watched}
+    check_agreement(parent, {**_description(model, chosen, groups), **{k: str(v) for k, v in options.items()}}, error)
     assert view is not None and chosen is not None
-    wire = Wire(model, view, chosen, own_net(parent), groups, Gate(scaler) if gated else None)
+    wire = Wire(
+        model,
+        view,
+        chosen,
+        own_net(parent),
+        groups,
+        Gate(scaler) if gated else None,
+        Guard(guard, guard_every) if guard is not None else None,
+        check_replicas_every,
+    )
     wide = next((name for name, p in view.parameters.items() if p.dtype == torch.float64), None)
     if wide is not None:
         log.warning("thinwire: gradients are exchanged as float32, also those of float64 parameters such as %s", wide)

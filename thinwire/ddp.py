@@ -53,6 +53,7 @@ class Router:
     """
 
     def __init__(self) -> None:
+        self.saw_forward = False  # since the last bucket; without one DDP shadows a pass of the others (Join)
         self._target: weakref.WeakMethod[Callable[[Bucket], None]] | None = None
 
     @property
@@ -74,13 +75,17 @@ class Router:
         ready = mark(cuda) if cuda else None
         gradients = list(buffer.split([parameter.numel() for parameter in parameters]))
         target(Bucket(parameters, gradients, buffer, future, bucket.is_last(), ready))
+        if bucket.is_last():
+            self.saw_forward = False
         # torch hands a future's exception to C++ as if it were the result; raised in a callback it arrives as an error.
         return future.then(_value)
 
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Refuse a training step of a detached model before it starts: an error inside backward would break DDP."""
-        if self.target is None and module.training and torch.is_grad_enabled() and module.require_backward_grad_sync:
-            raise DetachedError(_DETACHED)
+        if torch.is_grad_enabled() and module.require_backward_grad_sync:
+            if self.target is None and module.training:
+                raise DetachedError(_DETACHED)
+            self.saw_forward = True
 
 
 _routers: "weakref.WeakKeyDictionary[DistributedDataParallel, Router]" = weakref.WeakKeyDictionary()

@@ -11,3 +11,7 @@ class NonFiniteError(RuntimeError):
 
 class DetachedError(RuntimeError):
     """A training step on a model whose wire was detached."""
+
+
+class ReplicaError(RuntimeError):
+    """The ranks' parameters are no longer the same; the sentence names the parameters and the ranks."""

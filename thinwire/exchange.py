@@ -47,6 +47,7 @@ class Exchange(Generic[P]):
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         coded = turn.layout.coded_numel
         device = parts[0].device
+        self.memory.forget()
         # A GPU looks while it passes over the gradient anyway; the host learns of it after the exchange.
         watched = on_gpu(device) and self.memory.watches
         bad = None if watched else first_nonfinite(parts)
@@ -59,12 +60,16 @@ class Exchange(Generic[P]):
             own = scout.flag if scout is not None else None
             turn.alarm.flag = own if own is not None else torch.zeros(1, dtype=torch.int32, device=device)
         x = self.memory.compensate(turn, parts, scout) if bad is None else torch.cat(list(parts))  # (n,) to be sent now
+        probe = turn.probe if bad is None and "residual" in self.memory.state.kinds else None
+        if probe is not None:
+            probe.wanted(x)
         compensated = time.perf_counter()
         agreed = self.compressor.measure(turn, x[:coded])  # (T,) what all ranks must agree on first
         if agreed is not None:
             self.net.all_reduce(agreed, largest=True)
         payload = self.compressor.compress(turn, x[:coded], agreed, self.net.rank, scout)  # what we choose to send
-        result, accepted = self.collective.mean(turn, payload, x[coded:], self.net)  # what the group really used
+        tail = x[coded:].clone()  # of its own: x changes while what was accepted is still read
+        result, accepted = self.collective.mean(turn, payload, tail, self.net)  # what the group really used
         exchanged = time.perf_counter()
         if turn.alarm.flag is not None and int(turn.alarm.flag):
             bad = first_nonfinite(parts)
@@ -72,9 +77,12 @@ class Exchange(Generic[P]):
         if turn.alarm.rings:
             raise NonFiniteError(_alarm_sentence(turn))
         self.memory.retain(turn, x, accepted)  # keep the rest: nothing is ever lost
+        if probe is not None:
+            probe.left(x)  # which is the residual itself
         if self.local is not None:
             grad = torch.cat(list(parts))
             result = DenseResult(combine(self.local, result.flat(turn.layout), grad, x, accepted, self.net.size))
+        self.memory.settle(turn, self.net.rank)
         self.clock.compensating += compensated - start + time.perf_counter() - exchanged
         self.clock.compressing += exchanged - compensated - (self.net.traffic.seconds - on_wire)
         return result

@@ -42,6 +42,7 @@ class Gate:
         flag = torch.tensor([bad], dtype=torch.uint8, device=gradients[0].device)
         net.all_reduce(flag, largest=True)
         if not bool(flag):
+            self._drop_gradients = False  # a rank that joined early took no step since the last bad one
             return True
         for gradient in gradients:
             gradient.fill_(float("inf"))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire.errors import FrameError
 from thinwire.transport import BystanderNet, Net, TorchNet
 
 
@@ -69,19 +70,35 @@ def _new_group(parent: TorchNet, ranks: list[int]) -> Any:
     return dist.new_group(ranks, use_local_synchronization=True, **options)
 
 
+TEXT_LIMIT = 1 << 26  # bytes; the names and shapes of a model with a million parameters fit
+
+
 def gather_texts(net: Net, text: str) -> list[str]:
     """Every rank gives one text and gets everybody's; nothing that comes over the wire is unpickled."""
     data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
     own_size = torch.tensor([data.numel()], dtype=torch.int64).view(torch.uint8)
     sizes = [int(size.cpu().clone().view(torch.int64)) for size in net.all_gather(own_size)]
+    for rank, size in enumerate(sizes):
+        if not 1 <= size <= TEXT_LIMIT:
+            raise FrameError(
+                f"bad frame from rank {rank}: it announces a text of {size} bytes, not of 1 to {TEXT_LIMIT}"
+            )
     padded = torch.nn.functional.pad(data, (0, max(sizes) - data.numel()))
-    return [bytes(t.cpu()[:n].tolist()).decode() for t, n in zip(net.all_gather(padded), sizes, strict=True)]
+    texts = [bytes(t.cpu()[:n].tolist()) for t, n in zip(net.all_gather(padded), sizes, strict=True)]
+    return [_decoded(rank, raw) for rank, raw in enumerate(texts)]
+
+
+def _decoded(rank: int, raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise FrameError(f"bad frame from rank {rank}: its text is not UTF-8") from None
 
 
 def check_agreement(net: Net, mine: dict[str, object], error: str | None) -> None:
     """Raise the same ValueError on all ranks when a rank has an error or describes something else than rank 0."""
     texts = gather_texts(net, json.dumps({"error": error, **mine}))
-    everybody = [json.loads(text) for text in texts]
+    everybody = [_description(rank, text) for rank, text in enumerate(texts)]
     for rank, theirs in enumerate(everybody):
         if theirs["error"]:
             raise ValueError(
@@ -92,6 +109,16 @@ def check_agreement(net: Net, mine: dict[str, object], error: str | None) -> Non
             # As text: dictionaries are equal whatever their order, and the order of parameters counts.
             if json.dumps(theirs.get(key)) != json.dumps(everybody[0].get(key)):
                 raise ValueError(_difference(key, rank, everybody[0].get(key), theirs.get(key)))
+
+
+def _description(rank: int, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "error" not in found:
+        raise FrameError(f"bad frame from rank {rank}: it does not describe what the rank attaches")
+    return found
 
 
 def _difference(key: str, rank: int, first: object, other: object) -> str:

@@ -129,6 +129,37 @@ class Alarm:
         return self.own is not None or self.heard_from is not None
 
 
+class Probe:
+    """Sums that the exchanges of one step fill in for whoever watches the training; left out of all other steps.
+
+    g is the gradient, x what should be sent, e what remains of x after the exchange.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._sums: list[Tensor] = [torch.zeros((), dtype=torch.float64) for _ in range(5)]  # g2, x2, x1, e2, e1
+
+    def _add(self, place: int, vector: Tensor, order: int) -> None:
+        norm = torch.linalg.vector_norm(vector, order, dtype=torch.float64)
+        self._sums[place] = self._sums[place].to(norm.device) + norm**order
+
+    def gradient(self, parts: Sequence[Tensor]) -> None:
+        for part in parts:
+            self._add(0, part, 2)
+
+    def wanted(self, x: Tensor) -> None:
+        self._add(1, x, 2)
+        self._add(2, x, 1)
+
+    def left(self, e: Tensor) -> None:
+        self._add(3, e, 2)
+        self._add(4, e, 1)
+
+    def as_bytes(self) -> Tensor:  # -> (40,) uint8
+        device = self._sums[0].device
+        return torch.stack([one.to(device) for one in self._sums]).view(torch.uint8)
+
+
 @dataclass(frozen=True)
 class Turn:
     """Everything that one exchange needs to know besides the gradient itself.
@@ -142,6 +173,7 @@ class Turn:
     hypers: tuple[Hyper, ...]
     weights: tuple[Tensor, ...] = ()
     alarm: Alarm = field(default_factory=Alarm, compare=False)
+    probe: Probe | None = field(default=None, compare=False)
 
     def runs(self) -> Iterator[tuple[slice, Hyper]]:
         """Yield the longest stretches of the flat vector whose parameters share their hyper-parameters."""

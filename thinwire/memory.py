@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import accumulate, error_step, watch, zero_at
+from thinwire.kernels import accumulate, error_step, stream_key, uniform, watch, zero_at
 from thinwire.layout import Layout, Segment, Turn
 from thinwire.payloads import Accepted
 
@@ -45,19 +45,47 @@ class Scout:
 
 
 class NamedState:
-    """Vectors by (kind, parameter name), handed out as one flat vector a layout."""
+    """Vectors by (kind, parameter name), handed out as one flat vector a layout.
 
-    def __init__(self, *kinds: str) -> None:
-        self.kinds = kinds
+    They are kept in ``dtype``. In bfloat16 what is handed out is a float32 copy for the exchange of the moment, and
+    ``settle`` rounds it back: up or down by chance, so that on average nothing is lost. To the nearest would lose, for
+    ever, every gradient below 1/512 of the residual that it is added to.
+    """
+
+    def __init__(self, *kinds: str, dtype: torch.dtype = torch.float32) -> None:
+        self.kinds, self.dtype = kinds, dtype
         self.named: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
         self._flat: dict[tuple[str, Layout], Tensor] = {}
+        self._wide: dict[tuple[str, Layout], Tensor] = {}  # what is handed out, where that is not the state itself
 
     def flat(self, kind: str, layout: Layout, device: torch.device) -> Tensor:  # -> (n,) float32
-        """Return the state of a layout's parameters as one vector; changes to it are changes of the state."""
+        """Return the state of a layout's parameters as one vector; changes to it are changes of the state (after
+        ``settle`` where it is not kept in float32)."""
+        if self.dtype == torch.float32:
+            return self._kept(kind, layout, device)
+        wide = self._wide.get((kind, layout))
+        if wide is None:
+            wide = self._wide[kind, layout] = self._kept(kind, layout, device).to(torch.float32)
+        return wide
+
+    def forget(self) -> None:
+        """Throw the copies of an exchange that did not end away: the state stays as it was before."""
+        self._wide.clear()
+
+    def settle(self, turn: Turn, rank: int) -> None:
+        """Round what was handed out for this exchange back into the state."""
+        for (kind, layout), wide in self._wide.items():
+            flat = self._kept(kind, layout, wide.device)
+            for segment in layout.segments:
+                key = stream_key(0, turn.step, rank, f"{kind}/{segment.name}")
+                flat[segment.span] = round_by_chance(wide[segment.span], key)
+        self._wide.clear()
+
+    def _kept(self, kind: str, layout: Layout, device: torch.device) -> Tensor:  # -> (n,) of the kept type
         key = (kind, layout)
         flat = self._flat.get(key)
         if flat is None:
-            flat = torch.zeros(layout.numel, dtype=torch.float32, device=device)
+            flat = torch.zeros(layout.numel, dtype=self.dtype, device=device)
             self._let_go(kind, {segment.name for segment in layout.segments})
             for segment in layout.segments:
                 view = flat[segment.span]
@@ -88,10 +116,23 @@ class NamedState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._flat.clear()
+        self._wide.clear()
         self.named = {
-            kind: {name: t.detach().to(torch.float32).clone() for name, t in state.get(kind, {}).items()}
+            kind: {name: t.detach().to(self.dtype, copy=True) for name, t in state.get(kind, {}).items()}
             for kind in self.kinds
         }
+
+
+def round_by_chance(x: Tensor, key: int) -> Tensor:  # (n,) float32 -> (n,) bfloat16
+    """Round to one of the two neighbours in bfloat16, the nearer one the likelier: the mean is x itself.
+
+    The lower 16 bits of a float32 are what bfloat16 has not; 16 random bits added to them carry into the upper half
+    with just the right probability. The random bits come from a counter, so the same inputs give the same bits.
+    """
+    dice = (uniform(key, x.numel(), x.device) * 65536.0).to(torch.int32)
+    bits = x.contiguous().view(torch.int32)
+    rounded = ((bits + dice) & -65536).view(torch.float32)
+    return torch.where(rounded.isfinite(), rounded, x).to(torch.bfloat16)
 
 
 class NoMemory:
@@ -107,6 +148,12 @@ class NoMemory:
         return flat
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+        return
+
+    def forget(self) -> None:
+        return
+
+    def settle(self, turn: Turn, rank: int) -> None:
         return
 
     def residual_square_sum(self) -> float:
@@ -131,8 +178,8 @@ class _Stateful:
     kinds: tuple[str, ...] = ()
     watches = True
 
-    def __init__(self) -> None:
-        self.state = NamedState(*self.kinds)
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.state = NamedState(*self.kinds, dtype=dtype)
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
         raise AssertionError("every memory says how it compensates")
@@ -159,11 +206,17 @@ class _Stateful:
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         return
 
+    def forget(self) -> None:
+        self.state.forget()
+
+    def settle(self, turn: Turn, rank: int) -> None:
+        self.state.settle(turn, rank)
+
     def residual_square_sum(self) -> float:
         return self.state.square_sum("residual") if "residual" in self.kinds else 0.0
 
     def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
-        return dict(self.state.named.get("residual", {}))
+        return {name: kept.to(torch.float32) for name, kept in self.state.named.get("residual", {}).items()}
 
     def state_dict(self) -> dict[str, Any]:
         return self.state.state_dict()
@@ -220,8 +273,8 @@ class MomentumCorrection(_Stateful):
 
     kinds = ("velocity", "residual")
 
-    def __init__(self, masking: bool) -> None:
-        super().__init__()
+    def __init__(self, masking: bool, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(dtype)
         self.masking = masking
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
@@ -275,10 +328,9 @@ class RescaledError(_Stateful):
     keeps both.
     """
 
-    kinds = ("velocity", "residual")
-
-    def __init__(self, momentum_moved: bool) -> None:
-        super().__init__()
+    def __init__(self, momentum_moved: bool, dtype: torch.dtype = torch.float32) -> None:
+        self.kinds = ("velocity", "residual") if momentum_moved else ("residual",)
+        super().__init__(dtype)
         self.momentum_moved = momentum_moved
         self.ratio = RateRatio()
         self._held: list[tuple[slice, Tensor]] = []
@@ -317,6 +369,7 @@ class LocalClipping:
         self.threshold = clip_norm / ranks**0.5
         self.retain = inner.retain
         self.watches = inner.watches
+        self.forget, self.settle = inner.forget, inner.settle
         self.residual_square_sum = inner.residual_square_sum
         self.leftover = inner.leftover
         self.state_dict = inner.state_dict

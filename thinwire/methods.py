@@ -98,6 +98,11 @@ class Method:
         return None
 
     @property
+    def state_dtype(self) -> torch.dtype:
+        """The type in which residuals and velocities are kept between two steps."""
+        return torch.bfloat16 if getattr(self, "residual", "fp32") == "bf16" else torch.float32
+
+    @property
     def replicas_drift(self) -> bool:
         """Whether ranks go different ways, so that they must be made equal when the method is left."""
         return self.averaging_interval is not None
@@ -146,8 +151,9 @@ def _schedule(warmup: Warmup, paper: type) -> Schedule | None:
     return paper(warmup) if isinstance(warmup, int) else warmup
 
 
-def _momentum_memory(momentum_correction: bool, masking: bool) -> MomentumCorrection | ErrorFeedback:
-    return MomentumCorrection(masking) if momentum_correction else ErrorFeedback()
+def _momentum_memory(method: Any, masking: bool) -> MomentumCorrection | ErrorFeedback:
+    kept = method.state_dtype
+    return MomentumCorrection(masking, kept) if method.momentum_correction else ErrorFeedback(kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +162,8 @@ class DGC(Method):
 
     Tensors of fewer than ``dense_below`` elements, and one-dimensional ones, travel dense in the same frame; 0
     compresses everything. ``warmup`` as a number is the length in steps of the paper's 25 %, 6.25 %, ... ramp.
+    ``residual="bf16"`` (here and in every method with a memory) keeps residuals and velocities in half the memory,
+    rounded up or down by chance so that on average nothing is lost.
     """
 
     name: ClassVar[str] = "dgc"
@@ -167,6 +175,7 @@ class DGC(Method):
     warmup: Warmup = None
     values: str = "fp32"
     indices: str = "rice"
+    residual: str = "fp32"
     dense_below: int = 1024
     exclude: tuple[str, ...] = ()
 
@@ -175,6 +184,7 @@ class DGC(Method):
         _one_of(self, "selection", ("exact", "sampled"))
         _one_of(self, "values", tuple(VALUE_CODES))
         _one_of(self, "indices", tuple(INDEX_CODES))
+        _one_of(self, "residual", ("fp32", "bf16"))
         _check_bool(self, "momentum_correction", "factor_masking")
         clip = self.clip_norm
         _require(
@@ -192,7 +202,7 @@ class DGC(Method):
         return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        memory: Memory = _momentum_memory(self.momentum_correction, self.factor_masking)
+        memory: Memory = _momentum_memory(self, self.factor_masking)
         if self.clip_norm is not None:
             memory = LocalClipping(memory, self.clip_norm, net.size)
         warmup = _schedule(self.warmup, ExponentialWarmup)
@@ -212,6 +222,7 @@ class GTopK(Method):
     momentum_correction: bool = False
     values: str = "fp32"
     indices: str = "rice"
+    residual: str = "fp32"
     dense_below: int = 0
     exclude: tuple[str, ...] = ()
 
@@ -219,6 +230,7 @@ class GTopK(Method):
         _check_density(self)
         _one_of(self, "values", tuple(VALUE_CODES))
         _one_of(self, "indices", tuple(INDEX_CODES))
+        _one_of(self, "residual", ("fp32", "bf16"))
         _check_bool(self, "momentum_correction")
         _require(
             _is_count(self.dense_below, 0), f"gtopk: dense_below must be a number of elements, not {self.dense_below!r}"
@@ -232,7 +244,7 @@ class GTopK(Method):
         return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        memory = _momentum_memory(self.momentum_correction, masking=False)
+        memory = _momentum_memory(self, masking=False)
         compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), per_tensor=False)
         return Exchange(memory, compressor, GlobalTopK(SparseCodec(self.values, self.indices)), net, whole_model=True)
 
@@ -275,8 +287,10 @@ class BlockSign(Method):
     block: str | int = "tensor"
     two_way: bool = True
     topology: str = "sharded"
+    residual: str = "fp32"
 
     def __post_init__(self) -> None:
+        _one_of(self, "residual", ("fp32", "bf16"))
         ok = self.block == "tensor" or _is_count(self.block, 1)
         _require(ok, f'blocksign: block must be "tensor" or a number of elements of at least 1, not {self.block!r}')
         _check_bool(self, "two_way")
@@ -288,7 +302,7 @@ class BlockSign(Method):
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         block = self.block if isinstance(self.block, int) else None
         server = BlockSignServer(self.topology, block, self.two_way)
-        return Exchange(RescaledError(optimizer_is_sgd), BlockSigns(block), server, net)
+        return Exchange(RescaledError(optimizer_is_sgd, self.state_dtype), BlockSigns(block), server, net)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,9 +318,11 @@ class GradientDropping(Method):
     sync_every: int = 500
     warmup: Warmup = None
     momentum_correction: bool = False
+    residual: str = "fp32"
 
     def __post_init__(self) -> None:
         _check_density(self)
+        _one_of(self, "residual", ("fp32", "bf16"))
         _one_of(self, "local", (None, *LOCAL_MODES))
         _require(
             _is_count(self.sync_every, 1), f"dropping: sync_every must be a number of steps, not {self.sync_every!r}"
@@ -325,7 +341,7 @@ class GradientDropping(Method):
         return self.sync_every if self.local else None
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        memory = _momentum_memory(self.momentum_correction, masking=False)
+        memory = _momentum_memory(self, masking=False)
         compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False)
         return Exchange(memory, compressor, AllGather(SparseCodec()), net, whole_model=True, local=self.local)
 

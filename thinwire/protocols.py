@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Turn
-from thinwire.memory import Gradient, Scout
+from thinwire.memory import Gradient, NamedState, Scout
 from thinwire.payloads import Accepted, Payload, Result
 from thinwire.transport import Net
 
@@ -22,19 +22,29 @@ class Memory(Protocol):
     """Turns a gradient into what should be sent now, and keeps what was not.
 
     ``compensate`` may change ``grad`` and may return a tensor that aliases its own state; ``retain`` gets that same
-    tensor back. A memory that passes over its vector anyway answers a ``scout``; others leave it unanswered. Over any
-    run, the sum of everything accepted plus the residual equals the sum of everything that ``compensate`` produced
-    from gradients (conservation). State is kept by parameter name.
+    tensor back, which is the residual itself where ``state`` has one. A memory that passes over its vector anyway
+    answers a ``scout``; others leave it unanswered. Over any run, the sum of everything accepted plus the residual
+    equals the sum of everything that ``compensate`` produced from gradients (conservation). State is kept by parameter
+    name.
 
     A memory that ``watches`` lets nothing that is not finite into its state and sets the alarm's flag, where the alarm
     has one; others are only given finite gradients.
     """
 
+    state: NamedState
     watches: bool
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor: ...  # -> (n,) float32
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None: ...
+
+    def forget(self) -> None:
+        """A new exchange begins: throw away what one that failed may have left behind."""
+        ...
+
+    def settle(self, turn: Turn, rank: int) -> None:
+        """The exchange is over and nothing holds ``x`` any more: bring the state into the form in which it is kept."""
+        ...
 
     def residual_square_sum(self) -> float: ...
 

@@ -26,7 +26,7 @@ def check_complete(states: Sequence[Mapping[str, Any]]) -> None:
     ranks = sorted(state.get("rank", -1) for state in states)
     if ranks != list(range(size or 0)):
         raise ValueError(f"states of ranks {ranks} were given, the run had the ranks 0 to {(size or 0) - 1}")
-    for key in ("method", "step", "optimizer_steps", "world_size"):
+    for key in ("method", "step", "optimizer_steps", "density_factor", "world_size"):
         values = {state[key] for state in states}
         if len(values) > 1:
             raise ValueError(f"the states differ in {key} ({', '.join(map(str, sorted(values)))}): not of one moment")
@@ -78,8 +78,17 @@ def _cut_servers(
             start = served["starts"][name]
             whole[name][start : start + error.numel()] = error.cpu()
     residual, starts = {}, {}
-    for ordinal, (name, numel) in enumerate(numels.items()):
-        start, stop = bounds(Segment(name, ordinal, numel, 0, True), rank, size, topology)
-        if rank >= 0 and stop > start:  # below zero: a rank that stands behind its machine's first and serves nothing
-            residual[name], starts[name] = whole[name][start:stop].clone(), start
+    for name, (start, stop) in served_by(numels, rank, size, topology).items():
+        residual[name], starts[name] = whole[name][start:stop].clone(), start
     return {"residual": residual, "rates": {n: r for n, r in rates.items() if n in residual}, "starts": starts}
+
+
+def served_by(numels: Mapping[str, int], rank: int, size: int, topology: str) -> dict[str, tuple[int, int]]:
+    """Return what a rank serves: first element and end of its part of each parameter of which it serves any."""
+    if rank < 0:  # a rank that stands behind its machine's first serves nothing
+        return {}
+    parts = {
+        name: bounds(Segment(name, ordinal, numel, 0, True), rank, size, topology)
+        for ordinal, (name, numel) in enumerate(numels.items())
+    }
+    return {name: (start, stop) for name, (start, stop) in parts.items() if stop > start}

@@ -1,32 +1,131 @@
-"""What a saved state must look like before anything of it is loaded."""
+"""The form of a saved state, and what it must look like before anything of it is loaded.
+
+    {"format", "method", "parameters", "world_size", "hierarchy", "step", ...: the same on every rank,
+     "rank 3": {"pending": ..., "aggregator": ...}: what this rank alone has}
+
+The rank is part of a key because torch.distributed.checkpoint takes equal keys of several ranks for one replicated
+tensor and keeps one of them. It also fills the state_dict() of the moment in place, so the keys and shapes of a wire's
+state never change: a vector that nothing was put into yet is there as zeros, and whatever has no fixed shape (numbers
+by parameter, gradients that wait for the first step after a switch) lies in tuples, which it stores as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
+COMMON = (
+    "format", "method", "parameters", "world_size", "hierarchy", "step", "optimizer_steps", "density_factor",
+)  # fmt: skip
+_NUMBERS = ("rates", "starts")  # by parameter name, inside the rooms of an aggregator
 
 
-def check_form(state: object) -> None:
+@dataclass(frozen=True)
+class Shape:
+    """The vectors that a rank's state has at any moment: names with elements, on a worker and on a server."""
+
+    memory: Mapping[str, int]
+    collective: Mapping[str, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    def filled(self, room: str, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        numels: Mapping[str, int] = getattr(self, room, {})
+        dtype = self.dtype if room == "memory" else torch.float32
+        missing = {name: torch.zeros(n, dtype=dtype, device=self.device) for name, n in numels.items()}
+        return {**missing, **vectors}
+
+
+def part_key(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def pack(flat: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+    """Give one rank's plain state (every key of it at one level) the form in which it is saved."""
+    rooms = {
+        room: {
+            kind: tuple(values.items()) if kind in _NUMBERS else shape.filled(room, values)
+            for kind, values in kinds.items()
+        }
+        for room, kinds in flat["aggregator"].items()
+    }
+    pending = tuple((name, tensor.cpu()) for name, tensor in flat["pending"].items())
+    part = {"pending": pending, "aggregator": rooms}
+    return {**{key: flat[key] for key in COMMON}, part_key(flat["rank"]): part}
+
+
+def unpack(state: object) -> list[dict[str, Any]]:
+    """Return the plain states of all ranks that a saved state, or a list of them, holds."""
+    if isinstance(state, (list, tuple)):
+        return [one for each in state for one in unpack(each)]
     if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
         raise ValueError("this is not a wire's state_dict, or one of another format version")
+    for key in COMMON:
+        if key not in state:
+            raise ValueError(f"the state has no {key!r}: it is not a whole wire's state_dict")
+    return [
+        {**{k: state[k] for k in COMMON}, "rank": int(key.removeprefix("rank ")), **_plain_part(key, part)}
+        for key, part in state.items()
+        if key not in COMMON
+    ]
+
+
+def _plain_part(key: str, part: Any) -> dict[str, Any]:
+    if not key.removeprefix("rank ").isdecimal() or not isinstance(part, dict):
+        raise ValueError(f"the state has an unknown part {key!r}: it is not a wire's state_dict")
+    if "pending" not in part:
+        raise ValueError("the state has no 'pending': it is not a whole wire's state_dict")
+    # A room that holds nothing has no trace in a distributed checkpoint.
+    rooms: dict[str, Any] = {"memory": {}, "collective": {}}
+    for room, kinds in part.get("aggregator", {}).items():
+        rooms[room] = {kind: dict(values) for kind, values in kinds.items()}
+    return {"pending": dict(part["pending"]), "aggregator": rooms}
+
+
+def without_zeros(aggregator: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the vectors into which nothing was ever put: they need no memory."""
+    return {
+        room: {
+            kind: {n: v for n, v in values.items() if not isinstance(v, Tensor) or bool(v.any())}
+            for kind, values in kinds.items()
+        }
+        for room, kinds in aggregator.items()
+    }
+
+
+def check_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise when a plain state is not of the method and model whose current state is ``own``; the sentence names the
+    first parameters that differ."""
+    if state["method"] != own["method"]:
+        raise ValueError(f"the state belongs to method {state['method']}, the wire uses {own['method']}")
+    saved, numels = dict(state["parameters"]), dict(own["parameters"])
+    missing = {"the model does not have": saved.keys() - numels, "the state does not have": numels.keys() - saved}
+    for whose, names in missing.items():
+        if names:
+            some, more = ", ".join(map(repr, sorted(names)[:5])), ", ..." if len(names) > 5 else ""
+            raise ValueError(f"the state belongs to another model: {whose} {some}{more}")
+    for name, numel in numels.items():
+        if saved[name] != numel:
+            raise ValueError(f"the state has {saved[name]} elements for {name!r}, the model has {numel}")
 
 
 def check_fits(state: Mapping[str, Any], own: Mapping[str, Any], numels: Mapping[str, int]) -> None:
-    """Raise when a state is not of the method, model and group whose current state is ``own``."""
-    _check_keys(own, state)
-    if state["method"] != own["method"]:
-        raise ValueError(f"the state belongs to method {state['method']}, the wire uses {own['method']}")
+    """Raise when a plain state has not the form and the group of ``own``."""
     for key in ("world_size", "rank", "hierarchy"):
         if state[key] != own[key]:
             raise ValueError(
                 f"the state was saved with {key} {state[key]}, this process has {key} {own[key]}; give load_state_dict "
-                "the list of all ranks' states to resume with another group"
+                "the list of all ranks' states to resume with another group, or use wire.load_checkpoint(folder)"
             )
-    _check_keys(own["aggregator"], state["aggregator"])
+    for room, kinds in own["aggregator"].items():
+        for kind, values in kinds.items():
+            if values and kind not in state["aggregator"][room]:
+                raise ValueError(f"the state's aggregator has no {kind} in its {room}: it is not whole")
     served = state["aggregator"].get("collective", {}).get("starts", {})
     for room, kinds in {"": {"pending": state["pending"]}, **state["aggregator"]}.items():
         for vectors in kinds.values():
@@ -42,9 +141,3 @@ def _check_vector(name: str, tensor: Tensor, numels: Mapping[str, int], start: i
     numel = numels[name]
     if tensor.numel() != numel if start is None else start + tensor.numel() > numel:
         raise ValueError(f"the state has {tensor.numel()} elements for {name!r}, the model has {numel}")
-
-
-def _check_keys(own: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    for key in own:
-        if key not in other:
-            raise ValueError(f"the state has no {key!r}: it is not a whole wire's state_dict")

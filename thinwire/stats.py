@@ -23,11 +23,16 @@ class Stats:
     ``bytes_received`` are what crossed this rank's link under the collectives' algorithms, and ``link_ratio``
     compares that with a ring all-reduce in fp32. ``bytes_inside`` is the traffic inside a machine with a hierarchy.
     Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps.
+    ``steps_skipped`` were passed over because a gradient was not finite.
 
     ``seconds_compensating``, ``_compressing`` and ``_communicating`` are what the exchanges took. They run beside the
     backward pass, bucket by bucket, so only a part of them makes a step longer: ``seconds_waiting``, the time from the
     last gradient of each backward pass to the end of its exchanges. On a GPU its own clock counts, and compensating is
     part of compressing there. Gloo's communicating is the host's time; waiting for a slower rank is part of it.
+
+    With a guard, as the last measurement found them for all ranks together (thinwire.guard): ``residual_to_gradient``,
+    ``compression_error`` and ``staleness`` in steps; ``runaways`` counts the measurements that found the training
+    running away. ``density`` is the one of the coming step; None where the method has none.
     """
 
     steps: int
@@ -42,6 +47,12 @@ class Stats:
     seconds_communicating: float
     seconds_waiting: float
     residual_norm: float
+    steps_skipped: int = 0
+    residual_to_gradient: float | None = None
+    compression_error: float | None = None
+    staleness: float | None = None
+    runaways: int = 0
+    density: float | None = None
 
     @property
     def ratio(self) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+import warnings
 from typing import Any
 
 import torch
@@ -16,20 +16,20 @@ from thinwire.errors import DetachedError
 from thinwire.exchange import Exchange
 from thinwire.gate import Gate
 from thinwire.groups import check_agreement, give_back, own_net
+from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import Groups, Hierarchy
-from thinwire.layout import Layout, Turn, shaped_like
+from thinwire.layout import Layout, Probe, Turn, shaped_like
 from thinwire.local import average_parameters
 from thinwire.merging import Merger
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator, Clock
-from thinwire.reshard import check_complete, reshard
-from thinwire.state import STATE_FORMAT, check_fits, check_form
+from thinwire.saving import Saver
 from thinwire.stats import Stats
 from thinwire.transport import TorchNet
 
 
-class Wire:
+class Wire(Saver):
     """Made by ``thinwire.attach``. All methods that change something are collective: every rank calls them alike."""
 
     def __init__(
@@ -40,8 +40,12 @@ class Wire:
         net: TorchNet,
         groups: Groups | None,
         gate: Gate | None,
+        guard: Guard | None = None,
+        check_replicas_every: int | None = None,
     ) -> None:
-        self.model, self.method, self._gate = model, method, gate
+        self.model, self.method, self._gate, self._guard = model, method, gate, guard
+        self._check_every = check_replicas_every
+        self._checked = 0  # optimizer steps at the last check of the replicas
         self._view, self._net, self._groups = view, net, groups
         self._parameters = view.parameters  # name -> parameter, in the model's order
         self._names = list(self._parameters)
@@ -93,6 +97,7 @@ class Wire:
         busy = self._worker.busy_s
         if busy is not None:  # the host's clock would count the wait for the backward pass, too
             compensating, compressing = 0.0, max(0.0, busy - communicating)
+        health = self._guard.health if self._guard is not None else None
         return Stats(
             steps=self._step,
             world_size=self._wire_net.size,
@@ -106,50 +111,13 @@ class Wire:
             seconds_communicating=communicating,
             seconds_waiting=self._worker.waited_s,
             residual_norm=self._aggregator.residual_square_sum() ** 0.5 if residual_norm else math.nan,
+            steps_skipped=self._gate.skipped if self._gate is not None else 0,
+            residual_to_gradient=health.residual_to_gradient if health is not None else None,
+            compression_error=health.compression_error if health is not None else None,
+            staleness=health.staleness if health is not None else None,
+            runaways=self._guard.runaways if self._guard is not None else 0,
+            density=self._density(),
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything of this rank that a later run needs: residuals, velocities, errors, counters, method."""
-        self._wait()
-        return {
-            "format": STATE_FORMAT,
-            "method": str(self.method),
-            **self._place,
-            "step": self._step,
-            "optimizer_steps": self._optimizer_steps,
-            "pending": {name: tensor.clone() for name, tensor in self._pending.items()},
-            "aggregator": self._aggregator.state_dict(),
-        }
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        """Where this rank stands in its group, as a state says it."""
-        return {"world_size": self._net.size, "rank": self._net.rank, "hierarchy": self._groups}
-
-    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """Take up where ``state_dict`` left off; a state that does not fit raises and changes nothing.
-
-        ``state`` is what this rank saved, or the list of all ranks' states. With the list the group may have another
-        size or hierarchy than the one that saved it: what was not sent is then redistributed, and none of it is lost.
-        """
-        self._wait()
-        numels, own = {name: p.numel() for name, p in self._parameters.items()}, self.state_dict()
-        for one in state if isinstance(state, (list, tuple)) else [state]:
-            check_form(one)
-        if isinstance(state, (list, tuple)):
-            check_complete(state)
-            same_group = all(state[0][key] == own[key] for key in ("world_size", "hierarchy"))
-            if same_group:
-                state = next(one for one in state if one["rank"] == self._net.rank)
-            else:
-                net, topology = self._wire_net, getattr(self.method, "topology", None)
-                state = {**reshard(state, numels, topology, net.rank, net.size), **self._place}
-        assert isinstance(state, dict)
-        check_fits(state, own, numels)
-        self._step = state["step"]
-        self._optimizer_steps = state["optimizer_steps"]
-        self._pending = {name: t.to(self._net.compute_device).clone() for name, t in state["pending"].items()}
-        self._aggregator.load_state_dict(state["aggregator"])
 
     def switch(self, method: Method | str) -> None:
         """Change the method between two steps; nothing that the old one kept is lost.
@@ -165,6 +133,7 @@ class Wire:
             if not isinstance(chosen, Method):
                 raise ValueError(f"method must be a thinwire method or its string form, not {method!r}")
             chosen.check_exclude(self._names)
+            check_watched(chosen, self._guard.mode if self._guard is not None else None, self._check_every)
             if chosen.takes_momentum(self._view.is_sgd):
                 self._view.check_takeover(chosen.name)
         except ValueError as problem:
@@ -184,6 +153,8 @@ class Wire:
         self.method, self._layouts = chosen, {}
         self._aggregator = self._build(chosen)
         self._merger = self._make_merger()
+        if self._guard is not None:
+            self._guard.restart()
         self._install()
         if takes:
             self._set_memory("velocity", velocity)
@@ -223,6 +194,12 @@ class Wire:
             give_back(TorchNet(self.model.process_group, self._net.compute_device), self._net)
         return {name: shaped_like(tensor, self._parameters[name].detach()) for name, tensor in mean.items()}
 
+    def _wait(self) -> None:
+        """Return when all exchanges so far are done; refuse where there will be no more."""
+        if not self._attached:
+            raise DetachedError("this wire was detached; call thinwire.attach again")
+        self._worker.wait()
+
     def _leave(self) -> None:
         self._attached = False
         self._router.target = None
@@ -260,6 +237,7 @@ class Wire:
         if self._gate is not None:
             self._handles.append(self._view.optimizer.register_step_pre_hook(self._gate.before_optimizer_step))
         self._handles.append(self._view.optimizer.register_step_post_hook(self._after_optimizer_step))
+        self._handles.append(self.model.register_forward_pre_hook(self._before_forward))
         self._tracks_use = self._may_have_unused  # asked once: what was not tracked must not count as unused
         if self._tracks_use:
             used = self._used  # not self: a parameter's hook that knows its wire would keep both alive for ever
@@ -277,6 +255,26 @@ class Wire:
         return bool(self.model.find_unused_parameters or self.model.static_graph)
 
     # --------------------------------------------------------------------------------------------------- stepping
+
+    def _before_forward(self, *_: Any) -> None:
+        """Refuse what would hang or be wrong once a rank runs out of inputs (torch.distributed.algorithms.Join)."""
+        if not self.model._join_config.enable:
+            return
+        if self.method.averaging_interval is not None:
+            raise ValueError(
+                f"{self.method} averages parameters every few steps, which ranks without inputs do not take; "
+                "use a method without local gradients inside a join, or even inputs"
+            )
+        if not getattr(self.model, "_divide_by_initial_world_size", True):
+            raise ValueError(
+                "join(divide_by_initial_world_size=False) cannot be done here: ranks without inputs go on sending what "
+                "they kept, so the mean is always over all ranks; leave it at its default, True"
+            )
+
+    @property
+    def _shadows(self) -> bool:
+        """Whether this rank has run out of inputs and only answers the exchanges of the others, with zeros."""
+        return bool(self.model._join_config.enable) and not self._router.saw_forward
 
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""
@@ -303,6 +301,8 @@ class Wire:
         self._used.difference_update(map(id, parameters))
         scale = self._gate.scale() if self._gate is not None else 1.0
         merger = self._merger
+        probe = self._guard.probe_for(step) if self._guard is not None else None
+        is_last, shadows = buckets[-1].is_last, self._shadows
 
         def work(buckets: list[Bucket]) -> None:
             gradients = {
@@ -310,15 +310,16 @@ class Wire:
             }
             if used is not None:
                 self._drop_unused(gradients, used)
-            if not gradients:
-                return
-            if self._gate is not None and not self._gate.passes(list(gradients.values()), self._net):
-                self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
-                return
-            start = time.perf_counter()
-            self._exchange(gradients, hypers, step, scale)
-            if merger is not None:
-                merger.exchanged(time.perf_counter() - start, buckets[-1].is_last, self._wire_net)
+            if gradients:
+                if self._gate is not None and not self._gate.passes(list(gradients.values()), self._net):
+                    self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
+                    return
+                start = time.perf_counter()
+                self._exchange(gradients, hypers, step, scale, probe, shadows)
+                if merger is not None:
+                    merger.exchanged(time.perf_counter() - start, is_last, self._wire_net)
+            if probe is not None and is_last:
+                self._watch(probe)
 
         self._worker.submit(buckets, work)
 
@@ -341,7 +342,15 @@ class Wire:
             layout = self._layouts[ordinals] = Layout.of(rows)
         return layout
 
-    def _exchange(self, gradients: dict[int, Tensor], hypers: dict[int, Any], step: int, scale: float) -> None:
+    def _exchange(
+        self,
+        gradients: dict[int, Tensor],
+        hypers: dict[int, Any],
+        step: int,
+        scale: float,
+        probe: Probe | None,
+        shadows: bool,
+    ) -> None:
         # By name order, not bucket order: the same flat vector whatever the buckets were.
         layout = self._layout(tuple(sorted(gradients)))
         turn = Turn(
@@ -349,6 +358,7 @@ class Wire:
             step,
             tuple(hypers[segment.ordinal] for segment in layout.segments),
             tuple(self._parameters[segment.name] for segment in layout.segments),
+            probe=probe,
         )
         with torch.no_grad():
             lying = [gradients[segment.ordinal] for segment in layout.segments]
@@ -361,8 +371,13 @@ class Wire:
                     part.add_(pending)
                     if pending.is_cuda:  # made on another stream
                         pending.record_stream(torch.cuda.current_stream(pending.device))
+            if probe is not None:
+                probe.gradient(parts)
             self._dense_bytes += 4 * layout.numel
             self._aggregator.reduce(turn, parts)
+            if shadows and self.method.takes_weight_decay(self._view.is_sgd):
+                # No step follows here, but this rank's share of the weight decay needs the parameters of the moment.
+                self._apply({segment.name: part for segment, part in zip(layout.segments, parts, strict=True)})
             if scale != 1.0:
                 torch._foreach_mul_(parts, scale)
             for gradient, part in zip(lying, parts, strict=True):
@@ -377,74 +392,10 @@ class Wire:
         if interval and self._optimizer_steps % interval == 0:
             self._worker.wait()
             average_parameters(self._parameters.values(), self._net)
-
-    # -------------------------------------------------------------------------------------- what is kept, by name
-
-    @property
-    def _memory(self) -> Any:
-        """The memory of the method; None where it has none."""
-        inner = self._aggregator.inner if isinstance(self._aggregator, Hierarchy) else self._aggregator
-        return getattr(inner, "memory", None)
-
-    def _velocity(self) -> dict[str, Tensor]:
-        return dict(self._memory.state.named.get("velocity", {})) if self._memory is not None else {}
-
-    def _mean_velocity(self) -> dict[str, Tensor]:
-        mine = self._velocity()
-        if isinstance(self._aggregator, Hierarchy):
-            mine = self._aggregator.share(mine)
-        return self._mean_over_ranks(mine)
-
-    def _set_memory(self, kind: str, vectors: dict[str, Tensor]) -> None:
-        follows = isinstance(self._aggregator, Hierarchy) and not self._aggregator.leads  # and keeps nothing
-        if vectors and not follows:
-            self._memory.load_state_dict({**self._memory.state_dict(), kind: vectors})
-
-    @property
-    def _weight(self) -> float:
-        return self._aggregator.weight if isinstance(self._aggregator, Hierarchy) else 1.0
-
-    def _wait(self) -> None:
-        """Return when all exchanges so far are done; refuse where there will be no more."""
-        if not self._attached:
-            raise DetachedError("this wire was detached; call thinwire.attach again")
-        self._worker.wait()
-
-    def _reunite(self) -> None:
-        """Make the replicas equal again after a method that lets them drift apart: parameters and optimizer state."""
-        if self.method.replicas_drift:
-            tensors = list(self._parameters.values())
-            for parameter in self._parameters.values():
-                for value in self._view.optimizer.state.get(parameter, {}).values():
-                    if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
-                        tensors.append(value)
-            average_parameters(tensors, self._net)
-
-    def _apply(self, mean: dict[str, Tensor]) -> None:
-        """Step by an update that momentum has acted on already: w -= lr * mean."""
-        with torch.no_grad():
-            for name, update in mean.items():
-                parameter = self._parameters[name]
-                hyper = self._view.hyper(parameter)
-                rate = hyper.lr if hyper.maximize else -hyper.lr
-                parameter.add_(shaped_like(update, parameter.detach()), alpha=rate)
-
-    def _leftover(self) -> dict[str, Tensor]:
-        numels = {name: p.numel() for name, p in self._parameters.items()}
-        return self._aggregator.leftover(numels, {name: self._view.hyper(p).lr for name, p in self._parameters.items()})
-
-    def _mean_over_ranks(self, mine: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The mean of per-parameter vectors over all ranks; a rank without one counts as zero."""
-        sizes = [p.numel() for p in self._parameters.values()]
-        flat = torch.zeros(sum(sizes), dtype=torch.float32, device=self._net.compute_device)
-        handed = self._net.traffic.handed
-        views = dict(zip(self._names, flat.split(sizes), strict=True))
-        for name, tensor in mine.items():
-            views[name].copy_(tensor.reshape(-1))
-        self._net.all_reduce(flat)
-        self._net.traffic.handed = handed  # no gradient of a step: it stays out of the compression ratio
-        flat.div_(self._net.size)
-        return {name: view.clone() for name, view in views.items()}
+        sentence = self._guard.take_sentence() if self._guard is not None else None
+        if sentence is not None and self._net.rank == 0:
+            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+        self._check_replicas(equal=interval is None or self._optimizer_steps % interval == 0)
 
 
 def _scaled(vectors: dict[str, Tensor], factor: float) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 
 from thinwire.bench.rows import commit, hardware, measure, percentiles, today
 from thinwire.codecs import SparseCodec
-from thinwire.codecs.frame import HEADER_NBYTES
+from thinwire.codecs.frame import HEADER_NBYTES, _frame_checksum
 from thinwire.codecs.indices import INDEX_CODES
 from thinwire.codecs.values import VALUE_CODES, value_sections_nbytes
 from thinwire.layout import Hyper, Layout, Turn
@@ -19,7 +19,11 @@ from thinwire.payloads import Sparse
 
 @dataclass(frozen=True)
 class WireRow:
-    """One coding at one density: ``index_bits`` and ``bits`` a value, headers included in the latter."""
+    """One coding at one density: ``index_bits`` and ``bits`` a value, headers included in the latter.
+
+    ``checksum_ms`` is one checksum of the frame; encoding and decoding contain one each, and ``checksum_share`` is the
+    part of their time that both take.
+    """
 
     values: str
     indices: str
@@ -32,6 +36,8 @@ class WireRow:
     ratio: float
     encode_ms: float
     decode_ms: float
+    checksum_ms: float
+    checksum_share: float
     commit: str
     hardware: str
     date: str
@@ -63,10 +69,13 @@ def _row(codec: SparseCodec, turn: Turn, payload: Sparse) -> WireRow:
     frame = codec.encode(turn, payload, tail)
     encode = measure(lambda i: codec.encode(turn, payload, tail), host, repeats=5, warmup=1)
     decode = measure(lambda i: codec.decode(turn, frame, numel, k, 0, host, "bench"), host, repeats=5, warmup=1)
+    check = percentiles(measure(lambda i: _frame_checksum(frame), host, repeats=15, warmup=3))[1]
+    encode_ms, decode_ms = percentiles(encode)[1], percentiles(decode)[1]
     value_bytes = sum(value_sections_nbytes(codec.values, k))
     return WireRow(
         values=codec.values, indices=codec.indices, numel=numel, density=k / numel, frame_bytes=frame.numel(),
         bits=8 * frame.numel() / k, index_bits=8 * (frame.numel() - HEADER_NBYTES - value_bytes) / k,
-        entropy_bits=entropy_bits(k / numel), ratio=4 * numel / frame.numel(), encode_ms=percentiles(encode)[1],
-        decode_ms=percentiles(decode)[1], commit=commit(), hardware=hardware(host), date=today(),
+        entropy_bits=entropy_bits(k / numel), ratio=4 * numel / frame.numel(), encode_ms=encode_ms,
+        decode_ms=decode_ms, checksum_ms=check, checksum_share=2 * check / (encode_ms + decode_ms),
+        commit=commit(), hardware=hardware(host), date=today(),
     )  # fmt: skip

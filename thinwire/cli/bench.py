@@ -64,14 +64,26 @@ def wire(
     if not all(0 < share <= 1 for share in shares):
         raise _complaints.Complaint(f"--densities '{densities}' must lie in (0, 1].")
     _check_writable(json_file)
-    table = Table(title=f"{numel:,} elements; bits a value that is sent", title_justify="left", box=None)
-    for heading in ("density", "values", "indices", "frame bytes", "ratio", "bits", "index bits", "entropy"):
+    title = f"{numel:,} elements; bits a value that is sent; the checksum's share of encoding and decoding"
+    table = Table(title=title, title_justify="left", box=None)
+    for heading in (
+        "density",
+        "values",
+        "indices",
+        "frame bytes",
+        "ratio",
+        "bits",
+        "index bits",
+        "entropy",
+        "checksum",
+    ):
         table.add_column(heading, justify="right" if heading not in ("values", "indices") else "left", no_wrap=True)
     rows = wire_rows(numel, shares)
     for row in rows:
         table.add_row(
             f"{row.density:.3g}", row.values, row.indices, f"{row.frame_bytes:,}", f"{row.ratio:.0f}x",
             f"{row.bits:.2f}", f"{row.index_bits:.2f}", f"{row.entropy_bits:.2f}",
+            f"{row.checksum_share:.0%}",
         )  # fmt: skip
     Console().print(table)
     _write(json_file, [row.as_dict() for row in rows])

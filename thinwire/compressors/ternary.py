@@ -42,6 +42,10 @@ class Ternarize:
         limits = torch.where(limits > _ROUNDING * largest, limits, largest)
         return torch.minimum(largest, limits), limits
 
+    def limits(self, turn: Turn, x: Tensor) -> Tensor | None:  # -> (T,) float32
+        """Where every tensor is clipped (Eq. 21); None without clipping."""
+        return self._moments(self._parts(turn, x))[1]
+
     def scout(self, turn: Turn, device: torch.device) -> None:
         return None
 

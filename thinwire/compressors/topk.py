@@ -56,11 +56,13 @@ class TopK:
         self, final_density: float, warmup: Schedule | None = None, per_tensor: bool = True, sampled: bool = False
     ) -> None:
         self.final_density, self.warmup, self.per_tensor, self.sampled = final_density, warmup, per_tensor, sampled
+        self.factor = 1.0  # above 1 where a guard asked for a denser setting
         self._carried: dict[str, _Carried] = {}
         self._searches: dict[Layout, tuple[tuple[int, ...], Any]] = {}  # on a GPU: k of every scope, and its search
 
     def density(self, step: int) -> float:
-        return self.warmup.density(step, self.final_density) if self.warmup else self.final_density
+        planned = self.warmup.density(step, self.final_density) if self.warmup else self.final_density
+        return min(1.0, self.factor * planned)
 
     def scopes(self, layout: Layout) -> list[tuple[str, slice]]:
         if self.per_tensor:

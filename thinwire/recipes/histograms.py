@@ -79,12 +79,12 @@ def _terngrad(method: TernGrad, gradients: dict[str, Tensor], step: int, net: To
     if agreed is not None:
         net.all_reduce(agreed, largest=True)
     values = compressor.compress(turn, x, agreed, net.rank).values()
-    limits = [limit for _, limit in compressor._moments(turn, x)]
+    limits = compressor.limits(turn, x)
     clipped: dict[str, Tensor] = {}
     ternary: dict[str, Tensor] = {}
-    for segment, limit in zip(layout.coded, limits, strict=True):
+    for place, segment in enumerate(layout.coded):
         part: Any = x[segment.span]
-        clipped[segment.name] = part if limit is None else part.clamp(-limit, limit)
+        clipped[segment.name] = part if limits is None else part.clamp(-limits[place], limits[place])
         ternary[segment.name] = values[segment.span]
     return {"clipped": clipped, "ternary": ternary}
 

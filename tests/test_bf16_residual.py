@@ -1,0 +1,127 @@
+"""Residuals and velocities in bfloat16: half the memory, rounded by chance, nothing lost on average."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import workers
+from cluster import Cluster
+from workers import LR, Run
+
+import thinwire
+from thinwire.layout import Hyper, Layout, Turn
+from thinwire.memory import ErrorFeedback, MomentumCorrection, NamedState, RescaledError, round_by_chance
+from thinwire.transport import ThreadNet, ThreadWorld
+
+METHODS = [
+    ("heavy", "dgc:density=0.02,residual=bf16"),
+    ("plain", "gtopk:density=0.02,residual=bf16"),
+    ("nesterov", "blocksign:residual=bf16"),
+    ("plain", "dropping:density=0.02,residual=bf16"),
+]
+
+
+def test_rounding_goes_to_a_neighbour_and_its_mean_is_the_number_itself() -> None:
+    x = workers.noise((4096,), 0, 0, "x") * torch.logspace(-20, 20, 4096)
+    down = (x.view(torch.int32) & -65536).view(torch.float32)  # towards zero
+    up = (down.view(torch.int32) + 65536).view(torch.float32)
+    total = torch.zeros(4096, dtype=torch.float64)
+    for key in range(400):
+        rounded = round_by_chance(x, key)
+        assert rounded.dtype == torch.bfloat16
+        assert bool(((rounded.float() == down) | (rounded.float() == up)).all())
+        total += rounded.double()
+    # 400 draws of a step between two neighbours: five standard errors of the mean.
+    assert bool(((total / 400 - x).abs() <= 5 * (up - down).abs().double() / 2 / 20).all())
+    exact = x.to(torch.bfloat16)
+    assert torch.equal(round_by_chance(exact.float(), 7), exact), "what bfloat16 can say is kept"
+    assert torch.equal(round_by_chance(x, 3), round_by_chance(x, 3)), "the same key, the same bits"
+    largest = torch.tensor([torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max])
+    assert not round_by_chance(largest * 0.99, 1).isnan().any()
+
+
+def test_small_gradients_add_up_beside_a_large_residual() -> None:
+    """1/1024 of the residual a step: to the nearest all of it would be lost, at every step."""
+    layout = Layout.of([("w", 0, 2000, True)])
+    state, steps = NamedState("residual", dtype=torch.bfloat16), 512
+    nearest = torch.ones(2000, dtype=torch.bfloat16)
+    state.flat("residual", layout, torch.device("cpu")).fill_(1.0)
+    state.settle(Turn(layout, 0, (Hyper(),)), 0)
+    for step in range(1, steps + 1):
+        state.flat("residual", layout, torch.device("cpu")).add_(1 / 1024)
+        state.settle(Turn(layout, step, (Hyper(),)), 0)
+        nearest += 1 / 1024
+    kept = state.named["residual"]["w"]
+    assert kept.dtype == torch.bfloat16 and torch.equal(nearest, torch.ones_like(nearest))
+    assert abs(float(kept.double().mean()) - 1.5) < 0.01  # one element's deviation is 0.06, the mean's 0.0014
+
+
+@pytest.mark.parametrize("optimizer, spec", METHODS)
+def test_what_was_put_in_is_applied_or_kept_up_to_bf16_rounding(cluster: Cluster, optimizer: str, spec: str) -> None:
+    """Constant pulls: parameters plus what is kept are SGD's own, whatever was rounded on the way."""
+    steps = 12
+    narrow = Run(spec.replace("dgc:", "dgc:factor_masking=false,"), optimizer, steps)
+    wide = Run(str(narrow.method).replace(",residual=bf16", "").replace(":residual=bf16", ""), optimizer, steps)
+    errors = []
+    for reference, half, whole in cluster.run(workers.train, 3, [Run(None, optimizer, steps), narrow, wide]):
+        after = [run["final"] - LR * run["leftover"] for run in (half, whole)]
+        if optimizer != "plain":  # momentum still acts on what is in the velocities, equally in both
+            assert (after[0] - after[1]).abs().max() < 0.1
+        else:
+            assert (after[1] - reference["final"]).abs().max() < 1e-4
+        errors.append((after[0] - after[1]).double())
+        # Each step rounds a residual (and a velocity) of a few units: 2^-8 of it at most, in either direction.
+        assert errors[-1].abs().max() < LR * steps * 2**-8 * 20
+        assert abs(float(errors[-1].mean())) < LR * 0.01, "rounding pulls to one side"
+        assert half["leftover"].abs().max() > 0.1
+
+
+def test_the_state_is_half_as_large_and_ranks_stay_equal(cluster: Cluster) -> None:
+    runs = [Run(spec, optimizer, 8) for optimizer, spec in METHODS]
+    everybody = cluster.run(workers.train, 3, runs)
+    for run, *results in zip(runs, *everybody, strict=True):
+        assert len({workers.digest(result["trajectory"]) for result in results}) == 1, run.method
+    for sizes in cluster.run(state_bytes, 2):
+        for spec, (half, whole) in sizes.items():
+            assert half == whole / 2, spec
+
+
+def state_bytes(group: Any) -> dict[str, tuple[int, int]]:
+    found = {}
+    for optimizer, spec in METHODS:
+        counts = []
+        for text in (spec, spec.replace("residual=bf16", "residual=fp32")):
+            training = workers.Training(group, Run(text, optimizer))
+            training.step(0)
+            memory = training.wire._memory.state
+            counts.append(sum(t.numel() * t.element_size() for kind in memory.named.values() for t in kind.values()))
+            assert not memory._wide, "the float32 copies are gone when the step is over"
+            training.wire.detach()
+        found[spec] = (counts[0], counts[1])
+    return found
+
+
+@pytest.mark.parametrize("kind", [ErrorFeedback, MomentumCorrection, RescaledError])
+def test_an_exchange_that_failed_leaves_the_state_as_it_was(kind: Any) -> None:
+    spec = {ErrorFeedback: "gtopk", MomentumCorrection: "dgc:dense_below=0", RescaledError: "blocksign"}[kind]
+    method = thinwire.parse_method(spec + (",residual=bf16" if ":" in spec else ":residual=bf16"))
+    layout = Layout.of([("w", 0, 300, True)])
+
+    def work(net: ThreadNet) -> bool:
+        exchange: Any = method.aggregator(net, True)
+        assert type(exchange.memory) is kind
+        hypers = (Hyper(0.1, 0.9),)
+        exchange.mean(Turn(layout, 0, hypers), workers.noise((300,), net.rank, 0, "w"))
+        before = exchange.memory.state_dict()
+        bad = workers.noise((300,), net.rank, 1, "w")
+        if net.rank == 1:
+            bad[7] = float("nan")
+        with pytest.raises(RuntimeError):
+            exchange.mean(Turn(layout, 1, hypers), bad)
+        same = all(torch.equal(before[k]["w"], exchange.memory.state_dict()[k]["w"]) for k in before if k != "rates")
+        exchange.mean(Turn(layout, 2, hypers), workers.noise((300,), net.rank, 2, "w"))
+        return same
+
+    assert ThreadWorld(3).run(work) == [True] * 3

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.reference import RiceStream, Runs, Segments
+from thinwire.kernels.reference import watch as watch  # plain torch is fast enough for these
+from thinwire.kernels.reference import zero_at as zero_at
 
 _I64, _I32, _U32, _F32, _PTR = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p
 

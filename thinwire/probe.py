@@ -1,0 +1,87 @@
+"""Latency and bandwidth between the ranks of a group, measured in a fraction of a second."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+
+from thinwire.transport import Net
+
+SMALL = 64  # bytes: what such a message takes is latency
+FIRST = 16 * 1024
+ENOUGH_S = 0.02  # a call that takes this long shows the steady rate: shapers let less than a millisecond pass at once
+MOST_ON_HOST = 64 * 2**20  # bytes that an all-gather may leave on one rank
+REPEATS = 3
+SMALL_REPEATS = 15
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a round takes in which every rank sends n bytes to one other: ``alpha_s + beta_s_per_byte * n``.
+
+    ``rate_bits`` is the rate behind beta, what one rank can send and receive at the same time.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+
+    def seconds(self, nbytes: float, rounds: float = 1) -> float:
+        """What ``rounds`` rounds take that carry ``nbytes`` altogether over each rank's link."""
+        return rounds * self.alpha_s + nbytes * self.beta_s_per_byte
+
+    @property
+    def rate_bits(self) -> float:
+        return 8 / self.beta_s_per_byte if self.beta_s_per_byte > 0 else float("inf")
+
+    def __str__(self) -> str:
+        rate = self.rate_bits
+        scale, unit = next(((s, u) for s, u in ((1e9, "Gb/s"), (1e6, "Mb/s")) if rate >= s), (1e3, "kb/s"))
+        return f"{1e3 * self.alpha_s:.3g} ms a round, {rate / scale:.3g} {unit}"
+
+
+def measure_link(net: Net) -> Link:
+    """Measure alpha and beta of a group; a collective call after which all ranks have the same numbers.
+
+    What is timed is the ring all-gather, P - 1 rounds in which every link is busy both ways: the state in which our
+    collectives meet it, with whatever the ranks share (a switch, or the cores of one machine). alpha comes from tiny
+    messages. beta comes from the differences between large ones: a shaper lets its burst pass at full speed, so a
+    message's own time would promise more than the link holds. Sizes double until a call takes 20 ms, which keeps
+    the whole measurement below a second from 10 Mb/s upwards, and each size's repeats count by their median.
+    """
+    if net.size == 1:
+        return Link(0.0, 0.0)
+    handed, seconds = net.traffic.handed, net.traffic.seconds
+    rounds = net.size - 1
+    _call(net, SMALL)  # connections, buffers and code that is used for the first time
+    alpha = statistics.median(_call(net, SMALL) for _ in range(SMALL_REPEATS)) / rounds
+    points: list[tuple[float, float]] = []  # bytes over each link, seconds
+    nbytes = FIRST
+    while True:
+        took = _call(net, nbytes)
+        if took >= ENOUGH_S or 4 * net.size * nbytes > MOST_ON_HOST:
+            break
+        nbytes *= 2
+    for size in (nbytes, 2 * nbytes):
+        points += [(rounds * size, _call(net, size)) for _ in range(REPEATS)]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if a[0] != b[0]]
+    beta = statistics.median(slopes)
+    if beta <= 0:  # so fast, or so disturbed, that the difference drowns: the whole time is the better estimate
+        beta = statistics.median(took / sent for sent, took in points)
+    # A measurement is no gradient of a step: it stays out of the compression ratio and out of the seconds.
+    net.traffic.handed, net.traffic.seconds = handed, seconds
+    return Link(alpha, beta)
+
+
+def _call(net: Net, nbytes: int) -> float:
+    """Seconds that an all-gather of so many bytes a rank takes, for the slowest rank."""
+    frame = torch.zeros(nbytes, dtype=torch.uint8)
+    net.all_reduce(torch.zeros(1, dtype=torch.float64))  # all begin together
+    start = time.perf_counter()
+    int(net.all_gather(frame)[-1][-1])  # reading waits for a GPU
+    took = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    net.all_reduce(took, largest=True)
+    return float(took)

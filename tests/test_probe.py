@@ -30,7 +30,7 @@ class ShapedNet(ThreadNet):
         return super().all_gather(frame)
 
 
-@pytest.mark.parametrize(("alpha_s", "beta"), [(0.002, 8 / 100e6), (0.0002, 8 / 1e9)])
+@pytest.mark.parametrize(("alpha_s", "beta"), [(0.002, 8 / 100e6), (0.004, 8 / 20e6)])
 def test_a_known_link_is_found_behind_its_burst(alpha_s: float, beta: float) -> None:
     links = ThreadWorld(3).run(lambda net: measure_link(ShapedNet(net, alpha_s, beta)))
     assert links[0] == links[1] == links[2]

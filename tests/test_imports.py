@@ -36,7 +36,11 @@ LAYERS = [
     {"exchange"},
     {"hierarchy"},
     {"methods", "optimizers", "ddp", "gate", "reshard", "state"},
-    {"wire"},
+    {"wire", "cost"},
+    {"dry"},
+    {"profile"},
+    {"advice"},
+    {"auto"},
     {"attach"},
 ]  # what is in no line (the command line, recipes, benchmarks) uses the engine and is not used by it
 

@@ -13,7 +13,7 @@ import typer
 
 import thinwire
 from thinwire import kernels
-from thinwire.cli import _complaints, bench, cluster, info, train
+from thinwire.cli import _complaints, advise, bench, cluster, info, train
 
 app = typer.Typer(
     name="thinwire",
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("cluster", context_settings={"allow_interspersed_args": False})(cluster.cluster)
+app.command("advise")(advise.advise)
 app.command("info")(info.info)
 app.add_typer(bench.app, name="bench")
 

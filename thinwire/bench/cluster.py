@@ -73,6 +73,12 @@ def measure_cluster(
     return [finished(row, hosts, rate, job, rows) for row in rows], profile
 
 
+def machine() -> str:
+    """The processor, and that all hosts share it."""
+    model = hardware(torch.device("cpu")).rpartition(",")[0]
+    return f"{model}, {len(os.sched_getaffinity(0))} cores for all hosts, 1 thread a host"
+
+
 def finished(row: Row, hosts: int, rate: str, job: Job, rows: Sequence[Row]) -> Row:
     """The row as it is written: percentiles, and the share of the no-communication speed, from all noop steps."""
     free = percentiles([s for other in rows if other["method"] == "noop" for s in other["seconds"]])[1]
@@ -96,7 +102,7 @@ def finished(row: Row, hosts: int, rate: str, job: Job, rows: Sequence[Row]) -> 
         "breakdown_ms": row["breakdown_ms"],
         "predicted_ms": row["predicted_ms"],
         "commit": commit(),
-        "hardware": hardware(torch.device("cpu")),
+        "hardware": machine(),
         "date": today(),
     }
 

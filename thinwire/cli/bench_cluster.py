@@ -78,16 +78,17 @@ def _show(rows: list[dict[str, Any]], profile: dict[str, Any] | None) -> None:
         f"\n[bold]{first['model']}, {first['hosts']} hosts, {first['rate']}[/bold]; {first['hardware']}, "
         f"commit {first['commit']}, {first['date']}"
     )
+    out.print("milliseconds a step, predicted step, share of noop's speed, bytes a step and host, and where time goes")
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, show_edge=False)
-    for heading in ("method", "p20 ms", "p50 ms", "p80 ms", "predicted", "off", "samples/s", "of noop", "kB a step",
-                    "compute", "compress", "communicate", "wait"):  # fmt: skip
+    for heading in ("method", "p20", "p50", "p80", "pred.", "off", "samp/s", "noop", "kB", "fw+bw", "code", "wire",
+                    "wait"):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for row in rows:
         predicted, p50 = row["predicted_ms"], row["step_ms_p50"]
         parts = [row["breakdown_ms"][k] for k in ("forward_backward", "compress", "communicate", "wait")]
         table.add_row(
             row["method"], f"{row['step_ms_p20']:,.0f}", f"{p50:,.0f}", f"{row['step_ms_p80']:,.0f}",
-            f"{predicted:,.0f}" if predicted else "", f"{100 * (predicted / p50 - 1):+.0f} %" if predicted else "",
+            f"{predicted:,.0f}" if predicted else "", f"{100 * (predicted / p50 - 1):+.0f}%" if predicted else "",
             f"{row['samples_per_s']:.1f}", f"{row['share_of_noop']:.2f}", f"{row['bytes_per_step'] / 1e3:,.0f}",
             *("" if part is None else f"{part:,.0f}" for part in parts),
         )  # fmt: skip

@@ -47,8 +47,7 @@ def exchanged(method: str, params: int, hosts: int) -> cost.Plan:
 
 
 def ours_s(method: str, params: int, hosts: int, link: Link) -> float:
-    plan = exchanged(method, params, hosts)
-    return link.seconds(plan.nbytes, plan.rounds)
+    return exchanged(method, params, hosts).seconds(link)
 
 
 def gtopk_figure_9() -> Any:

@@ -10,7 +10,7 @@ import torch
 from cluster import Cluster
 from torch import Tensor
 
-from thinwire.probe import Link, measure_link
+from thinwire.probe import Link, measure_link, measure_patterns
 from thinwire.transport import ThreadNet, ThreadWorld, TorchNet
 
 BURST = 20_000  # bytes that pass at once, as in front of a token bucket
@@ -41,7 +41,9 @@ def test_a_known_link_is_found_behind_its_burst(alpha_s: float, beta: float) -> 
 def probe(group: Any) -> tuple[Link, int, int]:
     net = TorchNet(group, torch.device("cpu"))
     link = measure_link(net)
-    return link, net.traffic.handed, net.traffic.sent
+    patterns = measure_patterns(net, link)
+    assert patterns.alpha_s == link.alpha_s and 1 <= patterns.scatter <= 4 and 1 <= patterns.swap <= 4
+    return patterns, net.traffic.handed, net.traffic.sent
 
 
 def test_real_ranks_agree_and_the_ratio_is_untouched(cluster: Cluster) -> None:

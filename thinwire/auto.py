@@ -15,7 +15,7 @@ from thinwire.advice import METHODS, Advice, advise_from, with_dense
 from thinwire.cost import Workload
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
-from thinwire.probe import measure_link
+from thinwire.probe import measure_link, measure_patterns
 from thinwire.profile import Profile, buckets_of, measure_codec
 from thinwire.transport import TorchNet
 from thinwire.wire import Wire
@@ -112,7 +112,7 @@ class Auto:
             for method in methods
         }
         # What sending costs of the processor was not measured; half of its time lies between the two extremes.
-        profile = Profile(net.size, work, measure_link(net), 0.5, codecs)
+        profile = Profile(net.size, work, measure_patterns(net, measure_link(net)), 0.5, codecs)
         return advise_from(profile, methods)
 
     def _accepts(self, method: Method) -> bool:

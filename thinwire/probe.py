@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
+from torch import Tensor
 
 from thinwire.transport import Net
 
@@ -16,6 +18,8 @@ FIRST = 16 * 1024
 ENOUGH_S = 0.02  # a call that takes this long shows the steady rate: shapers let less than a millisecond pass at once
 MOST_ON_HOST = 64 * 2**20  # bytes that an all-gather may leave on one rank
 REPEATS = 3
+PATTERN_S = 0.05  # what the ring takes with the bytes that other patterns are compared on
+MOST_SLOWDOWN = 4.0  # more than this is a disturbance, not the pattern
 SMALL_REPEATS = 15
 
 
@@ -23,11 +27,15 @@ SMALL_REPEATS = 15
 class Link:
     """What a round takes in which every rank sends n bytes to one other: ``alpha_s + beta_s_per_byte * n``.
 
-    ``rate_bits`` is the rate behind beta, what one rank can send and receive at the same time.
+    ``rate_bits`` is the rate behind beta, what one rank can send and receive at the same time around a ring. Other
+    patterns can be slower than a ring with the same bytes: ``scatter`` and ``swap`` say how many times, for messages
+    to all others at once and for two ranks that exchange; they are 1 unless ``measure_patterns`` was asked.
     """
 
     alpha_s: float
     beta_s_per_byte: float
+    scatter: float = 1.0
+    swap: float = 1.0
 
     def seconds(self, nbytes: float, rounds: float = 1) -> float:
         """What ``rounds`` rounds take that carry ``nbytes`` altogether over each rank's link."""
@@ -76,12 +84,45 @@ def measure_link(net: Net) -> Link:
     return Link(alpha, beta)
 
 
+def measure_patterns(net: Net, link: Link) -> Link:
+    """Add to a link how much slower than a ring the other patterns are; a collective call.
+
+    Gloo posts an all-to-all's messages at once, and where they meet in front of one receiver packets are lost; two
+    ranks that swap share one connection. On shaped links both cost up to half the rate.
+    """
+    if net.size == 1 or link.beta_s_per_byte <= 0:
+        return link
+    handed, seconds = net.traffic.handed, net.traffic.seconds
+    share = int(max(FIRST, min(PATTERN_S / link.beta_s_per_byte, MOST_ON_HOST / 4) / (net.size - 1)))
+    frame = torch.zeros(share, dtype=torch.uint8)
+    peer, whole = net.rank ^ 1, torch.zeros(share * (net.size - 1), dtype=torch.uint8)
+
+    def scatter() -> Tensor:
+        return net.all_to_all([frame] * net.size, [share] * net.size)[net.rank - 1]
+
+    def swap() -> Tensor:
+        return net.swap(peer, whole) if peer < net.size else frame
+
+    sent = whole.numel()
+    ring_s = link.seconds(sent)
+    factors = []
+    for work, rounds in ((scatter, 1), (swap, 1)):
+        took = statistics.median(_timed(net, work) for _ in range(REPEATS)) - rounds * link.alpha_s
+        factors.append(min(MOST_SLOWDOWN, max(1.0, took / ring_s)))
+    net.traffic.handed, net.traffic.seconds = handed, seconds
+    return replace(link, scatter=factors[0], swap=factors[1])
+
+
 def _call(net: Net, nbytes: int) -> float:
     """Seconds that an all-gather of so many bytes a rank takes, for the slowest rank."""
     frame = torch.zeros(nbytes, dtype=torch.uint8)
+    return _timed(net, lambda: net.all_gather(frame)[-1])
+
+
+def _timed(net: Net, work: Callable[[], Tensor]) -> float:
     net.all_reduce(torch.zeros(1, dtype=torch.float64))  # all begin together
     start = time.perf_counter()
-    int(net.all_gather(frame)[-1][-1])  # reading waits for a GPU
+    int(work()[-1])  # reading waits for a GPU
     took = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
     net.all_reduce(took, largest=True)
     return float(took)

@@ -20,7 +20,7 @@ from thinwire.cost import Bucket, CodecCost, Prediction, Workload, bucket_layout
 from thinwire.cost.steps import BUCKET, FIRST_BUCKET
 from thinwire.dry import DryRun
 from thinwire.methods import Method
-from thinwire.probe import Link, measure_link
+from thinwire.probe import Link, measure_link, measure_patterns
 from thinwire.transport import Net
 
 Step = Callable[[], object]
@@ -55,8 +55,8 @@ def measure_profile(
     ``step`` runs forward, backward and the optimizer once, without exchanging gradients. ``sizes`` are the group sizes
     that the methods' computing is measured for: with two, what a frame more costs is known.
     """
-    work = measure_work(net, parameters, step, repeats)
-    link = measure_link(net)
+    work = measure_work(net, parameters, step, 2 * repeats)
+    link = measure_patterns(net, measure_link(net))
     overlap = measure_overlap(net, step, work.compute_s, link)
     device = next(iter(parameters.values())).device
     group = _power_of_two(net.size)

@@ -2,13 +2,13 @@
 
 The collectives behind it, as torch's Gloo backend runs them: the all-gather is a ring of P - 1 rounds (each frame goes
 in two halves, so that one half travels while the other is waited for), the all-reduce a ring of 2 (P - 1) rounds, the
-all-to-all posts all its messages at once. The global top-k is our butterfly of swaps.
+all-to-all posts all its messages at once. The global top-k is our butterfly of swaps. Rings use a link best.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -18,20 +18,31 @@ from thinwire.compressors.blocksign import cut_into_blocks
 from thinwire.compressors.topk import entries_kept
 from thinwire.layout import Layout
 from thinwire.methods import DGC, BlockSign, Dense, GradientDropping, GTopK, Method, Noop, SignSGD, TernGrad
+from thinwire.probe import Link
 
 Rows = Sequence[tuple[str, int, torch.Size]]  # parameter name, ordinal, shape
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Rounds of latency, and bytes over the busiest link, one way; ``frames`` is how many of them a rank decodes."""
+    """Rounds of latency, and bytes over the busiest link, one way; ``frames`` is how many of them a rank decodes.
+
+    ``scattered`` and ``swapped`` are those of the bytes that do not go around a ring.
+    """
 
     rounds: float = 0.0
     nbytes: float = 0.0
     frames: float = 0.0
+    scattered: float = 0.0
+    swapped: float = 0.0
 
     def __add__(self, other: Plan) -> Plan:
-        return Plan(self.rounds + other.rounds, self.nbytes + other.nbytes, self.frames + other.frames)
+        return Plan(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    def seconds(self, link: Link) -> float:
+        """What this takes on a link where nothing else happens."""
+        slower = (link.scatter - 1) * self.scattered + (link.swap - 1) * self.swapped
+        return link.seconds(self.nbytes + slower, self.rounds)
 
 
 def bucket_layouts(method: Method, buckets: Sequence[Rows]) -> list[Layout]:
@@ -71,11 +82,16 @@ def _all_reduce(nbytes: float, hosts: int) -> Plan:
     return Plan(2 * (hosts - 1), 2 * (hosts - 1) / hosts * nbytes)
 
 
+def _all_to_all(nbytes: float, hosts: int, frames: int = 0) -> Plan:
+    """``nbytes`` to each other rank."""
+    return Plan(1, (hosts - 1) * nbytes, frames, scattered=(hosts - 1) * nbytes)
+
+
 def _served(topology: str, hosts: int, push: Callable[[int], int], reply: Callable[[int], int]) -> Plan:
     """Up and down through servers; ``push`` and ``reply`` give a frame's bytes when this many ranks serve."""
     if topology == "server":  # one rank's link carries everybody's frames, first one way and then the other
-        return Plan(2, (hosts - 1) * (push(1) + reply(1)), hosts)
-    return Plan(1, (hosts - 1) * push(hosts), hosts) + _all_gather(reply(hosts), hosts)
+        return _all_to_all(push(1), hosts, hosts) + _all_to_all(reply(1), hosts)
+    return _all_to_all(push(hosts), hosts, hosts) + _all_gather(reply(hosts), hosts)
 
 
 def _share(count: int, servers: int) -> int:
@@ -102,8 +118,8 @@ def _gtopk(method: GTopK, layout: Layout, hosts: int) -> Plan:
     swaps = hosts.bit_length() - 1
     if hosts & (hosts - 1):  # ranks beyond the power of two: their set to a proxy, the result and a bit an entry back
         back = nbytes + SignsCodec().nbytes(entries, 0, 0)
-        return Plan(swaps + 2, swaps * nbytes + max(nbytes, back), swaps + 1)
-    return Plan(swaps, swaps * nbytes, swaps)
+        return Plan(swaps + 2, swaps * nbytes + max(nbytes, back), swaps + 1, swapped=swaps * nbytes)
+    return Plan(swaps, swaps * nbytes, swaps, swapped=swaps * nbytes)
 
 
 def _terngrad(method: TernGrad, layout: Layout, hosts: int) -> Plan:
@@ -152,7 +168,7 @@ def _dense(method: Dense, layout: Layout, hosts: int) -> Plan:
     if method.dtype == "fp32":
         return _all_reduce(4 * layout.numel, hosts)
     share = 2 * _share(layout.numel, hosts)
-    return Plan(1, (hosts - 1) * share) + Plan(hosts - 1, (hosts - 1) * share)
+    return _all_to_all(share, hosts) + Plan(hosts - 1, (hosts - 1) * share)
 
 
 def _noop(method: Noop, layout: Layout, hosts: int) -> Plan:

@@ -124,7 +124,7 @@ def predict(
     for ready_s, layout in zip(ready, layouts, strict=True):
         plan = plan_exchange(method, layout, hosts)
         seconds = codec.seconds(plan.frames) * layout.numel / max(1, work.numel)  # frames are alike in all buckets
-        jobs.append((ready_s, seconds, link.seconds(plan.nbytes, plan.rounds)))
+        jobs.append((ready_s, seconds, plan.seconds(link)))
         total, codec_s = total + plan, codec_s + seconds
     step_s = schedule(work.compute_s, last_s, jobs, overlap)
-    return Prediction(str(method), hosts, step_s, total.nbytes, codec_s, link.seconds(total.nbytes, total.rounds))
+    return Prediction(str(method), hosts, step_s, total.nbytes, codec_s, total.seconds(link))

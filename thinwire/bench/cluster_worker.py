@@ -26,7 +26,7 @@ from thinwire.groups import own_net
 from thinwire.profile import Profile, measure_profile
 from thinwire.transport import TorchNet
 
-WARMUP, MORE_WARMUP, FEWEST = 2, 2, 4  # steps; more warm-up where a step is short
+WARMUP, MORE_WARMUP, FEWEST = 2, 1, 4  # steps; more warm-up where a step is short
 SHORT_S = 2.5
 MARK = "THINWIRE-ROW "
 FOREIGN = ("ddp", "ddp-fp16", "powersgd-1", "powersgd-2", "powersgd-4")  # PyTorch's own ways, to compare with

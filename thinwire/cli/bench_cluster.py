@@ -29,8 +29,8 @@ def cluster(
     methods: Annotated[
         str, typer.Option(help="Methods beside noop, dense, bf16 and PowerSGD, separated by commas.")
     ] = ",".join(METHODS),
-    steps: Annotated[int, typer.Option(min=4, help="Timed steps a method, fewer where they are long.")] = 12,
-    row_seconds: Annotated[float, typer.Option(min=1, help="Where fewer steps are made: seconds a method.")] = 30.0,
+    steps: Annotated[int, typer.Option(min=4, help="Timed steps a method, fewer where they are long.")] = 9,
+    row_seconds: Annotated[float, typer.Option(min=1, help="Where fewer steps are made: seconds a method.")] = 15.0,
     predict: Annotated[bool, typer.Option(help="Also measure what predictions need, before the methods.")] = True,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows to FILE, as a JSON list.")

@@ -18,7 +18,7 @@ FIRST = 16 * 1024
 ENOUGH_S = 0.02  # a call that takes this long shows the steady rate: shapers let less than a millisecond pass at once
 MOST_ON_HOST = 64 * 2**20  # bytes that an all-gather may leave on one rank
 REPEATS = 3
-PATTERN_S = 0.05  # what the ring takes with the bytes that other patterns are compared on
+PATTERN_S = 0.1  # what the ring takes with the bytes that other patterns are compared on
 MOST_SLOWDOWN = 4.0  # more than this is a disturbance, not the pattern
 SMALL_REPEATS = 15
 
@@ -28,17 +28,19 @@ class Link:
     """What a round takes in which every rank sends n bytes to one other: ``alpha_s + beta_s_per_byte * n``.
 
     ``rate_bits`` is the rate behind beta, what one rank can send and receive at the same time around a ring. Other
-    patterns can be slower than a ring with the same bytes: ``scatter`` and ``swap`` say how many times, for messages
-    to all others at once and for two ranks that exchange; they are 1 unless ``measure_patterns`` was asked.
+    patterns can take longer than the ring all-gather with the same bytes: ``scatter``, ``swap`` and ``reduce`` say
+    how many times, for messages to all others, for two ranks that exchange, and for a ring that also adds. They
+    are 1 unless ``measure_patterns`` was asked.
     """
 
     alpha_s: float
     beta_s_per_byte: float
     scatter: float = 1.0
     swap: float = 1.0
+    reduce: float = 1.0
 
     def seconds(self, nbytes: float, rounds: float = 1) -> float:
-        """What ``rounds`` rounds take that carry ``nbytes`` altogether over each rank's link."""
+        """What ``rounds`` rounds of a ring take that carry ``nbytes`` altogether over each rank's link."""
         return rounds * self.alpha_s + nbytes * self.beta_s_per_byte
 
     @property
@@ -85,10 +87,11 @@ def measure_link(net: Net) -> Link:
 
 
 def measure_patterns(net: Net, link: Link) -> Link:
-    """Add to a link how much slower than a ring the other patterns are; a collective call.
+    """Add to a link how much longer than the ring all-gather the other patterns take; a collective call.
 
     Gloo posts an all-to-all's messages at once, and where they meet in front of one receiver packets are lost; two
-    ranks that swap share one connection. On shaped links both cost up to half the rate.
+    ranks that swap share one connection. On shaped links both cost up to half the rate. An all-reduce cuts its buffer
+    into more pieces, which uses a link better, and adds them up, which takes the processor.
     """
     if net.size == 1 or link.beta_s_per_byte <= 0:
         return link
@@ -103,14 +106,21 @@ def measure_patterns(net: Net, link: Link) -> Link:
     def swap() -> Tensor:
         return net.swap(peer, whole) if peer < net.size else frame
 
-    sent = whole.numel()
-    ring_s = link.seconds(sent)
-    factors = []
-    for work, rounds in ((scatter, 1), (swap, 1)):
+    sent, total = whole.numel(), torch.zeros(share * net.size // 8)  # 2 (P - 1) / P of it cross each link
+
+    def reduce() -> Tensor:
+        net.all_reduce(total)
+        return total
+
+    def factor(work: Callable[[], Tensor], rounds: int, least: float) -> float:
         took = statistics.median(_timed(net, work) for _ in range(REPEATS)) - rounds * link.alpha_s
-        factors.append(min(MOST_SLOWDOWN, max(1.0, took / ring_s)))
+        return min(MOST_SLOWDOWN, max(least, took / (sent * link.beta_s_per_byte)))
+
+    found = replace(
+        link, scatter=factor(scatter, 1, 1.0), swap=factor(swap, 1, 1.0), reduce=factor(reduce, 2 * (net.size - 1), 0.5)
+    )
     net.traffic.handed, net.traffic.seconds = handed, seconds
-    return replace(link, scatter=factors[0], swap=factors[1])
+    return found
 
 
 def _call(net: Net, nbytes: int) -> float:

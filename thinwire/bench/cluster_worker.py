@@ -211,6 +211,7 @@ def summary(profile: Profile) -> dict[str, Any]:
         "beta_s_per_byte": profile.link.beta_s_per_byte,
         "scatter": profile.link.scatter,
         "swap": profile.link.swap,
+        "reduce": profile.link.reduce,
         "overlap": profile.overlap,
         "buckets": [{"ready_ms": 1e3 * b.ready_s, "params": b.numel} for b in profile.work.buckets],
         "codec_ms": {name: 1e3 * profile.predict(thinwire.parse_method(name)).codec_s for name in profile.codecs},

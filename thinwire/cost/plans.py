@@ -27,7 +27,7 @@ Rows = Sequence[tuple[str, int, torch.Size]]  # parameter name, ordinal, shape
 class Plan:
     """Rounds of latency, and bytes over the busiest link, one way; ``frames`` is how many of them a rank decodes.
 
-    ``scattered`` and ``swapped`` are those of the bytes that do not go around a ring.
+    ``scattered``, ``swapped`` and ``reduced`` are those of the bytes that other patterns than the ring all-gather move.
     """
 
     rounds: float = 0.0
@@ -35,14 +35,15 @@ class Plan:
     frames: float = 0.0
     scattered: float = 0.0
     swapped: float = 0.0
+    reduced: float = 0.0
 
     def __add__(self, other: Plan) -> Plan:
         return Plan(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def seconds(self, link: Link) -> float:
         """What this takes on a link where nothing else happens."""
-        slower = (link.scatter - 1) * self.scattered + (link.swap - 1) * self.swapped
-        return link.seconds(self.nbytes + slower, self.rounds)
+        others = (link.scatter - 1) * self.scattered + (link.swap - 1) * self.swapped + (link.reduce - 1) * self.reduced
+        return link.seconds(self.nbytes + others, self.rounds)
 
 
 def bucket_layouts(method: Method, buckets: Sequence[Rows]) -> list[Layout]:
@@ -79,7 +80,8 @@ def _all_gather(nbytes: float, hosts: int) -> Plan:
 
 
 def _all_reduce(nbytes: float, hosts: int) -> Plan:
-    return Plan(2 * (hosts - 1), 2 * (hosts - 1) / hosts * nbytes)
+    on_link = 2 * (hosts - 1) / hosts * nbytes
+    return Plan(2 * (hosts - 1), on_link, reduced=on_link)
 
 
 def _all_to_all(nbytes: float, hosts: int, frames: int = 0) -> Plan:

@@ -26,8 +26,8 @@ from thinwire.groups import own_net
 from thinwire.profile import Profile, measure_profile
 from thinwire.transport import TorchNet
 
-WARMUP, MORE_WARMUP, FEWEST = 2, 1, 4  # steps; more warm-up where a step is short
-SHORT_S = 2.5
+WARMUP, FEWEST = 2, 4  # steps
+SETTLING = 4  # further steps of a wire that compresses: what it learns from its first steps is then in use
 MARK = "THINWIRE-ROW "
 FOREIGN = ("ddp", "ddp-fp16", "powersgd-1", "powersgd-2", "powersgd-4")  # PyTorch's own ways, to compare with
 
@@ -89,9 +89,8 @@ class Host:
     def row(self, method: str) -> dict[str, Any]:
         model, optimizer, wire = self.fresh(method)
         timer = StepTimer(model)
-        for warm in range(WARMUP + MORE_WARMUP):
-            if warm == WARMUP and self._slowest(timer.seconds[-1]) > SHORT_S:
-                break
+        settles = wire is not None and wire.method.name not in ("noop", "dense")
+        for _ in range(WARMUP + (SETTLING if settles else 0)):
             self._timed_step(timer, model, optimizer)
         longest = self._slowest(timer.seconds[-1])
         steps = min(self.job.steps, max(FEWEST, int(self.job.row_seconds / longest)))

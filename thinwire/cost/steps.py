@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from thinwire.cost.plans import Plan, bucket_layouts, plan_exchange
-from thinwire.methods import Method
+from thinwire.methods import Dense, Method, Noop
 from thinwire.probe import Link
 
 FIRST_BUCKET = 2**20  # bytes: DDP's own limits
@@ -116,10 +116,23 @@ def schedule(
 def predict(
     method: Method, work: Workload, link: Link, codec: CodecCost, hosts: int, overlap: float = 1.0
 ) -> Prediction:
-    """Predict a step; every host is a machine of its own and computes as fast as the measured one."""
-    layouts = bucket_layouts(method, [bucket.rows for bucket in work.buckets])
+    """Predict a step; every host is a machine of its own and computes as fast as the measured one.
+
+    Where buckets may travel together (``Method.merges_alike``) the better of two ways is taken: all of them alone, or
+    all in one exchange after backward.
+    """
+    together = (Bucket(work.buckets[-1].ready_s, tuple(row for bucket in work.buckets for row in bucket.rows)),)
+    merges = getattr(method, "merges_alike", False) and not isinstance(method, (Dense, Noop))
+    ways = [work.buckets, together] if merges else [work.buckets]
+    return min((_predict(method, work, way, link, codec, hosts, overlap) for way in ways), key=lambda one: one.step_s)
+
+
+def _predict(
+    method: Method, work: Workload, buckets: Sequence[Bucket], link: Link, codec: CodecCost, hosts: int, overlap: float
+) -> Prediction:
+    layouts = bucket_layouts(method, [bucket.rows for bucket in buckets])
     last_s = work.buckets[-1].ready_s
-    ready = [bucket.ready_s for bucket in work.buckets] if len(layouts) == len(work.buckets) else [last_s]
+    ready = [bucket.ready_s for bucket in buckets] if len(layouts) == len(buckets) else [last_s]
     jobs, total, codec_s = [], Plan(), 0.0
     for ready_s, layout in zip(ready, layouts, strict=True):
         plan = plan_exchange(method, layout, hosts)

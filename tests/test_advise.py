@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 from thinwire import auto, emulation
 from thinwire.advice import advise_from
+from thinwire.bench.cluster import ALWAYS
+from thinwire.bench.peers import PEERS
 from thinwire.cli import run
 from thinwire.cost import CodecCost, Workload
 from thinwire.probe import Link
@@ -196,15 +198,17 @@ why_not = emulation.why_not()
 @pytest.mark.skipif(why_not is not None, reason=f"no emulated hosts here: {why_not}")
 def test_bench_cluster_on_two_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "rows.json"
-    words = "bench cluster --hosts 2 --rate 1gbit --model tiny --methods dgc --steps 4 --row-seconds 1 --json"
+    words = (
+        "bench cluster --hosts 2 --rate 1gbit --model tiny --methods dgc,torch-topk --steps 4 --row-seconds 1 --json"
+    )
     assert run([*words.split(), str(target)]) == 0
     rows = json.loads(target.read_text())
-    assert [row["method"] for row in rows] == ["noop", "dense", "dense:dtype=bf16", "powersgd-1", "dgc", "noop"]
+    assert [row["method"] for row in rows] == [*ALWAYS, "dgc", "torch-topk", "noop"]
     for row in rows:
         assert row["kind"] == "cluster" and row["hosts"] == 2 and row["rate"] == "1gbit" and row["steps"] == 4
         assert 0 < row["step_ms_p20"] <= row["step_ms_p50"] <= row["step_ms_p80"] and row["samples_per_s"] > 0
         assert set(row["breakdown_ms"]) == {"forward_backward", "compress", "communicate", "wait"}
-        assert (row["predicted_ms"] is None) == (row["method"] == "powersgd-1")
+        assert (row["predicted_ms"] is None) == (row["method"] in PEERS)
     by = {row["method"]: row for row in rows}
     assert by["dense"]["bytes_per_step"] > 4 * 25_994 > by["dgc"]["bytes_per_step"]
     assert "predictions are" in capsys.readouterr().out

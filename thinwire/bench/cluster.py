@@ -1,9 +1,8 @@
 """Step times of real models on emulated hosts, measured and predicted, every method in one group of processes.
 
 Each host is a network namespace with one process, and both ends of its link are shaped. Methods take turns within one
-group, `noop` (no communication) first and last, so that a change of the machine's load shows. `powersgd-N` is PyTorch's
-own hook of rank N with one bucket, because on Gloo it aborts with several; `ddp` is DDP without any hook and `ddp-fp16`
-its own compression hook (its bf16 hook refuses Gloo; `dense:dtype=bf16` is ours).
+group, `noop` (no communication) first and last, so that a change of the machine's load shows. thinwire.bench.peers has
+the rows that are not ours.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ import torch
 
 import thinwire
 from thinwire import emulation
-from thinwire.bench.cluster_worker import FOREIGN, MARK, Job
+from thinwire.bench.cluster_worker import MARK, Job
 from thinwire.bench.models import MODELS
+from thinwire.bench.peers import PEERS
 from thinwire.bench.rows import commit, hardware, percentiles, today
 
 ALWAYS = ("noop", "dense", "dense:dtype=bf16", "powersgd-1")
@@ -42,7 +42,7 @@ def all_methods(wanted: Sequence[str]) -> tuple[str, ...]:
 
 def check_method(method: str) -> None:
     """A ValueError for a method that neither thinwire nor this benchmark knows."""
-    if method not in FOREIGN:
+    if method not in PEERS:
         thinwire.parse_method(method)
 
 
@@ -109,7 +109,7 @@ def finished(row: Row, hosts: int, rate: str, job: Job, rows: Sequence[Row]) -> 
 
 def accuracy(rows: Sequence[Row]) -> str:
     """One sentence about one combination's predictions: how far off, and what following them would have cost."""
-    judged = [row for row in rows if row["predicted_ms"] and row["method"] not in ("noop", *FOREIGN)]
+    judged = [row for row in rows if row["predicted_ms"] and row["method"] not in ("noop", *PEERS)]
     if not judged:
         return "no predictions"
     off = {row["method"]: abs(row["predicted_ms"] / row["step_ms_p50"] - 1) for row in judged}

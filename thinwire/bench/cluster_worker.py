@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire.bench.models import MODELS
+from thinwire.bench.peers import PEERS, wrapped
 from thinwire.bench.rows import percentiles
 from thinwire.groups import own_net
 from thinwire.profile import Profile, measure_profile
@@ -29,7 +29,6 @@ from thinwire.transport import TorchNet
 WARMUP, FEWEST = 2, 4  # steps
 SETTLING = 4  # further steps of a wire that compresses: what it learns from its first steps is then in use
 MARK = "THINWIRE-ROW "
-FOREIGN = ("ddp", "ddp-fp16", "powersgd-1", "powersgd-2", "powersgd-4")  # PyTorch's own ways, to compare with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,18 +54,10 @@ class Host:
     def fresh(self, method: str) -> tuple[DDP, torch.optim.Optimizer, Any]:
         """A model that is equal on all ranks without a broadcast over the thin link, and its wire."""
         torch.manual_seed(0)
-        # PyTorch's PowerSGD hook aborts on Gloo with several buckets.
-        model = DDP(self.spec.make(), init_sync=False, bucket_cap_mb=1000 if method.startswith("powersgd") else None)
+        peer = method if method in PEERS else None
+        model = wrapped(self.spec.make(), peer)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-        wire = None
-        if method == "ddp-fp16":
-            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        elif method.startswith("powersgd"):
-            rank = int(method.rpartition("-")[2])
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        elif method != "ddp":
-            wire = thinwire.attach(model, optimizer, method)
+        wire = thinwire.attach(model, optimizer, method) if peer is None else None
         return model, optimizer, wire
 
     def step(self, model: DDP, optimizer: torch.optim.Optimizer) -> None:
@@ -78,7 +69,7 @@ class Host:
         """What the predictions are made from, measured before any row."""
         model, optimizer, wire = self.fresh("noop")
         net = own_net(TorchNet(model.process_group, torch.device("cpu")))
-        known = [thinwire.parse_method(m) for m in dict.fromkeys(self.job.methods) if m not in FOREIGN]
+        known = [thinwire.parse_method(m) for m in dict.fromkeys(self.job.methods) if m not in PEERS]
         power = 1 << (net.size - 1).bit_length()
         found = measure_profile(
             net, dict(model.module.named_parameters()), lambda: self.step(model, optimizer), known, sizes=(power,)
@@ -193,7 +184,7 @@ def main() -> None:
         say(host.rank, {"profile": summary(profile)})
     for method in job.methods:
         row = host.row(method)
-        known = None if method in FOREIGN else str(thinwire.parse_method(method))
+        known = None if method in PEERS else str(thinwire.parse_method(method))
         row["predicted_ms"] = predicted.get("dense") if method == "ddp" else predicted.get(known or "")
         say(host.rank, row)
         gc.collect()

@@ -14,6 +14,7 @@ from thinwire import emulation
 from thinwire.bench.cluster import METHODS, HostFailed, accuracy, all_methods, check_method, measure_cluster
 from thinwire.bench.cluster_worker import Job
 from thinwire.bench.models import MODELS
+from thinwire.bench.peers import PEERS
 from thinwire.cli import _complaints
 from thinwire.cli._display import console
 from thinwire.cli._job import split_specs
@@ -27,7 +28,10 @@ def cluster(
     rate: Annotated[str, typer.Option(help="Rates of all links, separated by commas.")] = "100mbit,1gbit",
     model: Annotated[str, typer.Option(help=f"{', '.join(SHOWN_MODELS)}.")] = "vgg16",
     methods: Annotated[
-        str, typer.Option(help="Methods beside noop, dense, bf16 and PowerSGD, separated by commas.")
+        str,
+        typer.Option(
+            help=f"Methods beside noop, dense, bf16 and PowerSGD, separated by commas; also {', '.join(PEERS)}."
+        ),
     ] = ",".join(METHODS),
     steps: Annotated[int, typer.Option(min=4, help="Timed steps a method, fewer where they are long.")] = 9,
     row_seconds: Annotated[float, typer.Option(min=1, help="Where fewer steps are made: seconds a method.")] = 15.0,
@@ -78,10 +82,10 @@ def _show(rows: list[dict[str, Any]], profile: dict[str, Any] | None) -> None:
         f"\n[bold]{first['model']}, {first['hosts']} hosts, {first['rate']}[/bold]; {first['hardware']}, "
         f"commit {first['commit']}, {first['date']}"
     )
-    out.print("milliseconds a step, predicted step, share of noop's speed, bytes a step and host, and where time goes")
+    out.print("milliseconds a step; noop: share of its speed; kB a step and host; cpu: of one process; where time goes")
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, show_edge=False)
-    for heading in ("method", "p20", "p50", "p80", "pred.", "off", "samp/s", "noop", "kB", "fw+bw", "code", "wire",
-                    "wait"):  # fmt: skip
+    for heading in ("method", "p20", "p50", "p80", "pred.", "off", "samp/s", "noop", "kB", "cpu", "fw+bw", "code",
+                    "wire", "wait"):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for row in rows:
         predicted, p50 = row["predicted_ms"], row["step_ms_p50"]
@@ -90,7 +94,7 @@ def _show(rows: list[dict[str, Any]], profile: dict[str, Any] | None) -> None:
             row["method"], f"{row['step_ms_p20']:,.0f}", f"{p50:,.0f}", f"{row['step_ms_p80']:,.0f}",
             f"{predicted:,.0f}" if predicted else "", f"{100 * (predicted / p50 - 1):+.0f}%" if predicted else "",
             f"{row['samples_per_s']:.1f}", f"{row['share_of_noop']:.2f}", f"{row['bytes_per_step'] / 1e3:,.0f}",
-            *("" if part is None else f"{part:,.0f}" for part in parts),
+            f"{row['processor_ms']:,.0f}", *("" if part is None else f"{part:,.0f}" for part in parts),
         )  # fmt: skip
     out.print(table)
     if profile is not None:

@@ -10,6 +10,7 @@ from workers import noise
 
 import thinwire
 from thinwire import cost
+from thinwire.bench.models import MODELS
 from thinwire.cost import Bucket, CodecCost, Workload, bucket_layouts, plan_exchange, predict, schedule
 from thinwire.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
 from thinwire.dry import DryNet, DryRun
@@ -245,3 +246,9 @@ def test_codec_costs_scale_with_frames_and_elements() -> None:
     assert cost_.seconds(10) == pytest.approx(0.2) and cost_.scaled(3).seconds(10) == pytest.approx(0.6)
     assert CodecCost(-0.1, 0.01).seconds(0) == 0.0
     assert Bucket(0.1, (("a", 0, torch.Size([2, 3])),)).numel == 6
+
+
+@pytest.mark.parametrize(("name", "params"), [("vgg16", 14_724_042), ("lstm", 14_452_496), ("resnet50", 25_557_032)])
+def test_bench_models_have_their_papers_sizes(name: str, params: int) -> None:
+    with torch.device("meta"):
+        assert sum(p.numel() for p in MODELS[name].make().parameters()) == params

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.cost import CodecCost, Prediction, Workload
 from thinwire.dry import DryNet
 from thinwire.groups import give_back, own_net
-from thinwire.methods import Method, parse_method
+from thinwire.methods import DGC, GradientDropping, GTopK, Method, parse_method
 from thinwire.probe import Link
 from thinwire.profile import Profile, measure_codec, measure_profile
 from thinwire.transport import TorchNet
@@ -149,7 +150,7 @@ def advise_offline(
 ) -> Advice:
     """The same for machines that are not here: known model and compute time, a link's rate and latency.
 
-    Encoding speed is measured on this machine, with all its threads; the network is taken to cost no processor time.
+    Encoding speed is measured on one core of this machine; the network is taken to cost no processor time.
     """
     if hosts < 2:
         raise ValueError(f"advice is about at least 2 hosts, not {hosts}")
@@ -162,11 +163,28 @@ def advise_offline(
 
 
 def codec_here(method: Method, params: int) -> CodecCost:
-    """A method's encoding cost on this machine for so many parameters, measured on a sample and scaled."""
-    sample = Workload.of_size(min(params, SAMPLE), 1.0)
-    # The fastest of a few: other work on this machine says nothing about the machines that are asked about.
-    cost = measure_codec(DryNet(1), method, sample, (8, 32), True, torch.device("cpu"), typical=min)
-    return cost.scaled(params / sample.numel)
+    """A method's encoding cost on one core of this machine for so many parameters, measured on a sample and scaled.
+
+    Processor time of one thread, the least of a few: other work on this machine says nothing about the machines that
+    are asked about.
+    """
+    sample, threads = Workload.of_size(min(params, SAMPLE), 1.0), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        cost = measure_codec(
+            DryNet(1), method, sample, (8, 32), True, torch.device("cpu"), typical=min, clock=time.process_time
+        )
+    finally:
+        torch.set_num_threads(threads)
+    longer = params / sample.numel
+    # A gathered frame grows with the model. A server's frames share one model between them: what one more of them costs
+    # is only its handling, once an exchange.
+    more = longer if isinstance(method, (DGC, GTopK, GradientDropping)) else _exchanges(params) / len(sample.buckets)
+    return CodecCost(cost.fixed_s * longer, cost.per_frame_s * more)
+
+
+def _exchanges(params: int) -> int:
+    return len(Workload.of_size(params, 1.0).buckets)
 
 
 def with_dense(methods: Sequence[Method]) -> list[Method]:

@@ -153,6 +153,7 @@ def measure_codec(
     device: torch.device,
     repeats: int = 3,
     typical: Callable[[Sequence[float]], float] = statistics.median,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> CodecCost:
     """Seconds of computing in one step's exchanges; ``sizes`` of a pretended group are powers of two, rising.
 
@@ -166,7 +167,7 @@ def measure_codec(
         taken = []
         for turn in range(2 + repeats):
             _meet(net)
-            seconds = run.seconds()
+            seconds = run.seconds(clock)
             if turn >= 2:  # buffers are there, thresholds are known
                 taken.append(_mean(net, seconds))
         frames = plan_exchange(method, bucket_layouts(method, buckets)[0], size).frames

@@ -75,9 +75,6 @@ class CodecCost:
     def seconds(self, frames: float) -> float:
         return max(0.0, self.fixed_s + self.per_frame_s * frames)
 
-    def scaled(self, factor: float) -> CodecCost:
-        return CodecCost(self.fixed_s * factor, self.per_frame_s * factor)
-
 
 @dataclass(frozen=True)
 class Prediction:

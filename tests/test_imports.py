@@ -31,7 +31,7 @@ LAYERS = [
     {"memory"},
     {"protocols"},
     {"codecs", "compressors"},
-    {"local", "groups"},
+    {"local", "groups", "probe"},
     {"collectives"},
     {"exchange"},
     {"hierarchy"},
@@ -40,7 +40,11 @@ LAYERS = [
     {"kept"},
     {"watching"},
     {"saving"},
-    {"wire"},
+    {"wire", "cost"},
+    {"dry"},
+    {"profile"},
+    {"advice"},
+    {"auto"},
     {"attach"},
 ]  # what is in no line (the command line, recipes, benchmarks) uses the engine and is not used by it
 

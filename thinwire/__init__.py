@@ -1,5 +1,6 @@
 """Data-parallel PyTorch training over thin networks: compressed gradients as one line in a training script."""
 
+from thinwire.advice import Advice, advise
 from thinwire.attach import Wire, attach
 from thinwire.errors import DetachedError, FrameError, ReplicaError
 from thinwire.methods import (
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DGC",
     "METHODS",
+    "Advice",
     "BlockSign",
     "Dense",
     "DetachedError",
@@ -39,6 +41,7 @@ __all__ = [
     "Stats",
     "TernGrad",
     "Wire",
+    "advise",
     "attach",
     "parse_method",
 ]

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.auto import Auto
 from thinwire.ddp import has_foreign_hook, is_attached
 from thinwire.gate import Gate, Scaler
 from thinwire.groups import check_agreement, own_net
 from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import machine_groups
-from thinwire.methods import Method, parse_method
+from thinwire.methods import Dense, Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.transport import TorchNet
 from thinwire.wire import Wire
@@ -42,8 +43,10 @@ def attach(
 
     A collective call: every rank of the model's process group makes it, with the same method and model; all ranks
     raise the same ValueError when they differ, and then nothing is changed. ``method`` is a method object or its
-    string form. ``hierarchy`` averages exactly inside each machine and compresses between machines: "auto" takes the
-    machines from LOCAL_WORLD_SIZE, a number is the ranks a machine has, a list of lists names their ranks.
+    string form; "auto" trains dense for seven steps, measures, and changes to what ``thinwire.advise`` would recommend
+    (thinwire/auto.py; one line in the log says why). ``hierarchy`` averages exactly inside each machine and compresses
+    between machines: "auto" takes the machines from LOCAL_WORLD_SIZE, a number is the ranks a machine has, a list of
+    lists names their ranks.
 
     A gradient that holds an inf or a nan never enters a residual. ``on_nonfinite="raise"`` stops all ranks with an
     error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP does). The rank with the bad gradient then has its
@@ -70,8 +73,11 @@ def attach(
     device = _device_of(model)
     parent = TorchNet(model.process_group, device)
     error, view, groups, chosen = None, None, None, None
+    auto = isinstance(method, str) and method.strip().lower() == "auto"
     try:
-        chosen = parse_method(method) if isinstance(method, str) else method
+        if auto and hierarchy is not None:
+            raise ValueError('method="auto" knows flat groups only; name a method, or leave the hierarchy out')
+        chosen = Dense() if auto else parse_method(method) if isinstance(method, str) else method
         view = _check(model, optimizer, chosen)
         groups = machine_groups(hierarchy, parent.size)
         _check_gate(on_nonfinite, scaler)
@@ -80,19 +86,22 @@ def attach(
         error = str(problem)
     gated = scaler is not None or on_nonfinite == "skip"
     watched = {"guard": guard, "guard_every": guard_every, "check_replicas_every": check_replicas_every}
-    options = {"on_nonfinite": on_nonfinite, "gated": gated, **watched}
+    options = {"auto": auto, "on_nonfinite": on_nonfinite, "gated": gated, **watched}
     check_agreement(parent, {**_description(model, chosen, groups), **{k: str(v) for k, v in options.items()}}, error)
     assert view is not None and chosen is not None
+    net = own_net(parent)
     wire = Wire(
         model,
         view,
         chosen,
-        own_net(parent),
+        net,
         groups,
         Gate(scaler) if gated else None,
         Guard(guard, guard_every) if guard is not None else None,
         check_replicas_every,
     )
+    if auto and net.size > 1:
+        Auto(wire, view, net)
     wide = next((name for name, p in view.parameters.items() if p.dtype == torch.float64), None)
     if wide is not None:
         log.warning("thinwire: gradients are exchanged as float32, also those of float64 parameters such as %s", wide)

@@ -72,6 +72,11 @@ class Wire(Saver):
         if method.takes_momentum(view.is_sgd):
             self._set_memory("velocity", view.give_velocity())
 
+    @property
+    def attached(self) -> bool:
+        """Whether gradients go through this wire; not any more after ``detach``."""
+        return self._attached
+
     def __repr__(self) -> str:
         state = "" if self._attached else ", detached"
         return f"<thinwire.Wire {self.method}, rank {self._net.rank} of {self._net.size}, {self._step} steps{state}>"
@@ -188,11 +193,20 @@ class Wire(Saver):
             rest[name] = rest[name] + pending if name in rest else pending
         mean = self._mean_over_ranks(rest)
         self._leave()
+        self._give_back_nets()
+        return {name: shaped_like(tensor, self._parameters[name].detach()) for name, tensor in mean.items()}
+
+    def abandon(self) -> None:
+        """End compression without moving a byte: momentum and whatever was not sent are dropped. For measurements."""
+        self._worker.wait()
+        self._leave()
+        self._give_back_nets()
+
+    def _give_back_nets(self) -> None:
         if not self._worker.broken:  # else something may still be under way on them
             for net, members in self._machine_nets:
                 give_back(self._net, net, members)
             give_back(TorchNet(self.model.process_group, self._net.compute_device), self._net)
-        return {name: shaped_like(tensor, self._parameters[name].detach()) for name, tensor in mean.items()}
 
     def _wait(self) -> None:
         """Return when all exchanges so far are done; refuse where there will be no more."""

@@ -13,7 +13,7 @@ import typer
 
 import thinwire
 from thinwire import kernels
-from thinwire.cli import _complaints, bench, cluster, info, report, train
+from thinwire.cli import _complaints, advise, bench, cluster, info, report, train
 
 app = typer.Typer(
     name="thinwire",
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("cluster", context_settings={"allow_interspersed_args": False})(cluster.cluster)
 app.command("report")(report.report)
+app.command("advise")(advise.advise)
 app.command("info")(info.info)
 app.add_typer(bench.app, name="bench")
 

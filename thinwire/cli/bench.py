@@ -1,8 +1,7 @@
-"""`thinwire bench kernels` and `thinwire bench wire`."""
+"""`thinwire bench kernels`, `thinwire bench wire` and `thinwire bench cluster`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +12,11 @@ from rich.table import Table
 
 from thinwire.bench.kernels import SIZES, Bench
 from thinwire.bench.wire import wire_rows
-from thinwire.cli import _complaints
+from thinwire.cli import _complaints, bench_cluster
+from thinwire.cli._json import checked_json, write_json
 
-app = typer.Typer(no_args_is_help=True, help="Measure kernels and codings on this machine.")
+app = typer.Typer(no_args_is_help=True, help="Measure kernels, codings and step times on this machine.")
+app.command("cluster")(bench_cluster.cluster)
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file, as a JSON list.")]
 
@@ -31,7 +32,7 @@ def kernels(
     """Time the steps of DGC, TernGrad and BlockSign against the memory floor and against plain torch, in one run."""
     chosen = _device(device)
     numels = [_size(text.strip()) for text in sizes.split(",")]
-    _check_writable(json_file)
+    checked_json(json_file)
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
     console = Console()
@@ -47,7 +48,7 @@ def kernels(
             table.add_row(row.name, row.kernels, *times, *optional, f"{row.x_torch:.1f}x" if row.x_torch else "")
         console.print(table)
     console.print(f"{rows[0]['hardware']}, commit {rows[0]['commit']}, {rows[0]['date']}")
-    _write(json_file, rows)
+    write_json(json_file, rows)
 
 
 @app.command("wire")
@@ -63,7 +64,7 @@ def wire(
         raise _complaints.Complaint(f"--densities '{densities}' is not a list of numbers such as 0.001,0.01.") from None
     if not all(0 < share <= 1 for share in shares):
         raise _complaints.Complaint(f"--densities '{densities}' must lie in (0, 1].")
-    _check_writable(json_file)
+    checked_json(json_file)
     title = f"{numel:,} elements; bits a value that is sent; the checksum's share of encoding and decoding"
     table = Table(title=title, title_justify="left", box=None)
     for heading in (
@@ -86,7 +87,7 @@ def wire(
             f"{row.checksum_share:.0%}",
         )  # fmt: skip
     Console().print(table)
-    _write(json_file, [row.as_dict() for row in rows])
+    write_json(json_file, [row.as_dict() for row in rows])
 
 
 def _device(name: str) -> torch.device:
@@ -103,15 +104,3 @@ def _size(text: str) -> int:
     if text.isdigit() and int(text) > 0:
         return int(text)
     raise _complaints.Complaint(_complaints.unknown("size", text, [*SIZES, "a number of elements"]))
-
-
-def _check_writable(path: Path | None) -> None:
-    if path is not None and not path.parent.is_dir():
-        raise _complaints.Complaint(f"--json {path}: the folder {path.parent} does not exist.")
-    if path is not None and path.is_dir():
-        raise _complaints.Complaint(f"--json {path}: it is a folder; name a file in it.")
-
-
-def _write(path: Path | None, rows: list[dict[str, Any]]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(rows, indent=1) + "\n")

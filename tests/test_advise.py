@@ -1,0 +1,233 @@
+"""The adviser: real measurements on two processes, predictions from numbers alone, and bad input as one sentence."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cluster import Cluster
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire
+from thinwire import auto, emulation
+from thinwire.advice import advise_from
+from thinwire.bench.cluster import ALWAYS
+from thinwire.bench.peers import PEERS
+from thinwire.cli import run
+from thinwire.cost import CodecCost, Workload
+from thinwire.probe import Link
+from thinwire.profile import Profile
+
+SPECS = ("dense", "dense:dtype=bf16", "terngrad", "blocksign", "dgc", "gtopk")
+
+
+def advice(rate_bits: float, hosts: int = 8, compute_s: float = 0.3, codec_s: float = 0.02) -> thinwire.Advice:
+    methods = [thinwire.parse_method(spec) for spec in SPECS]
+    codecs = {str(method): CodecCost(0.0 if method.name == "dense" else codec_s, 1e-4) for method in methods}
+    work = Workload.of_size(25_600_000, compute_s)
+    return advise_from(Profile(hosts, work, Link(1e-4, 8 / rate_bits), 1.0, codecs), methods)
+
+
+def test_a_fat_wire_says_do_not_compress() -> None:
+    found = advice(400e9)
+    assert found.recommended == "dense" and not found.compress
+    assert "do not compress" in str(found) and "under 10 %" in found.reason
+
+
+def test_a_thin_wire_recommends_a_sparse_method_with_its_reason() -> None:
+    found = advice(100e6)
+    assert found.recommended in ("dgc", "gtopk") and found.compress
+    assert f"recommended: {found.recommended}" in str(found) and "instead of" in found.reason
+    assert found.step_s(found.recommended) < found.step_s("dense") / 5
+    with pytest.raises(ValueError, match="no prediction of 'signsgd'"):
+        found.step_s("signsgd")
+
+
+def test_predictions_go_to_1024_hosts_and_say_where_the_choice_changes() -> None:
+    found = advice(100e6, hosts=4)
+    assert found.host_counts == [4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert len(found.predictions) == 9 * len(SPECS)
+    assert found.step_s("dgc", 1024) > found.step_s("gtopk", 1024)  # linear against logarithmic traffic
+    assert any("hosts on: gtopk" in note for note in found.notes) or found.recommended == "gtopk"
+
+
+def test_slow_encoding_is_told_and_not_recommended() -> None:
+    found = advice(10e9, codec_s=5.0)
+    assert found.recommended == "dense"
+    assert any(note.startswith("slower than dense here") and "dgc" in note for note in found.notes)
+
+
+# --- the command line without a group --------------------------------------------------------------
+
+
+def test_offline_advice_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "advice.json"
+    words = ["advise", "--params", "0.4M", "--compute-ms", "20", "--hosts", "64", "--rate", "10mbit"]
+    assert run([*words, "--methods", "dgc,gtopk", "--json", str(target)]) == 0
+    shown = capsys.readouterr().out
+    assert "predicted ms a step" in shown and "1024" in shown and "recommended: " in shown
+    written = json.loads(target.read_text())
+    assert written["kind"] == "advice" and written["params"] == 400_000
+    assert written["recommended"] in ("dgc", "gtopk")
+    assert written["compute_ms"] == pytest.approx(20) and written["alpha_s"] == pytest.approx(2e-4)
+    assert {"hardware", "commit", "date", "reason", "beta_s_per_byte"} <= set(written)
+    assert {"method", "hosts", "step_ms", "bytes_per_step"} == set(written["predictions"][0])
+    assert {row["hosts"] for row in written["predictions"]} == {64, 128, 256, 512, 1024}
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_offline_advice_measures_a_recipe_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["advise", "--recipe", "digits", "--hosts", "2", "--rate", "100gbit", "--methods", "gtopk"]) == 0
+    assert "do not compress" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--hosts 4 --rate 1gbit", "--params and --compute-ms are missing"),
+        ("--params 1M --compute-ms 5 --rate 1gbit", "--hosts is missing"),
+        ("--params many --compute-ms 5 --hosts 4 --rate 1gbit", "is not a number of parameters such as 25.6M"),
+        ("--params 1M --compute-ms 0 --hosts 4 --rate 1gbit", "a step takes longer"),
+        ("--params 1M --compute-ms 5 --hosts 1 --rate 1gbit", "at least 2 hosts"),
+        ("--params 1M --compute-ms 5 --hosts 4 --rate fast", "--rate:"),
+        ("--params 1M --compute-ms 5 --hosts 4 --rate 1gbit --latency-ms -1", "is not possible"),
+        ("--params 1M --compute-ms 5 --hosts 4 --rate 1gbit --methods dgcc", "did you mean 'dgc'"),
+        ("--model vgg61 --hosts 4 --rate 1gbit", "did you mean 'vgg16'"),
+        ("--recipe digit --hosts 4 --rate 1gbit", "did you mean 'digits'"),
+        ("--model vgg16 --recipe digits --hosts 4 --rate 1gbit", "exclude each other"),
+        ("--params 1M --compute-ms 5 --hosts 4 --rate 1gbit --json /nowhere/a.json", "does not exist"),
+    ],
+)
+def test_bad_input_is_answered_with_one_sentence(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert run(["advise", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.startswith("thinwire: ") and "Traceback" not in said and said.count("\n") == 1
+
+
+# --- on real ranks ---------------------------------------------------------------------------------
+
+
+def small(group: Any) -> tuple[DDP, torch.optim.Optimizer, Any]:
+    torch.manual_seed(0)
+    model = DDP(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs, labels = torch.randn(8, 64), torch.randint(0, 10, (8,))
+    return model, optimizer, lambda: nn.functional.cross_entropy(model(inputs), labels).backward()
+
+
+def asks(group: Any) -> dict[str, Any]:
+    model, _, step = small(group)
+    before = [p.detach().clone() for p in model.parameters()]
+    state = torch.get_rng_state()
+    found = thinwire.advise(model, step, methods=["dgc", "gtopk"], group=group)
+    untouched = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    untouched &= torch.equal(state, torch.get_rng_state()) and all(p.grad is None for p in model.parameters())
+    return {"advice": found.as_dict(), "text": str(found), "untouched": untouched}
+
+
+def test_two_ranks_measure_and_get_the_same_advice(cluster: Cluster) -> None:
+    first, second = cluster.run(asks, 2)
+    assert first == second and first["untouched"]
+    assert first["advice"]["params"] == 64 * 256 + 256 + 2570 and first["advice"]["compute_ms"] > 0
+    assert first["advice"]["alpha_s"] > 0 and "predicted ms a step" in first["text"]
+    assert {row["method"] for row in first["advice"]["predictions"]} == {"dense", "dgc", "gtopk"}
+
+
+def trains_auto(group: Any) -> tuple[str, int, list[str]]:
+    """With "auto" a link is made to look thin, so that something is chosen; the training itself is real."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("thinwire").addHandler(handler)
+    measured = auto.measure_link
+    auto.measure_link = lambda net: Link(measured(net).alpha_s, 8 / 1e4)  # type: ignore[attr-defined]
+    try:
+        model, optimizer, step = small(group)
+        wire = thinwire.attach(model, optimizer, "auto")
+        assert str(wire.method) == "dense"
+        for _ in range(auto.WARMUP + auto.WATCHED + 3):
+            optimizer.zero_grad()
+            step()
+            optimizer.step()
+        chosen, steps = str(wire.method), wire.stats.steps
+        wire.detach()
+    finally:
+        auto.measure_link = measured  # type: ignore[attr-defined]
+        logging.getLogger("thinwire").removeHandler(handler)
+    return chosen, steps, messages
+
+
+def test_auto_starts_dense_and_changes_on_all_ranks_alike(cluster: Cluster) -> None:
+    (first, steps, said), (second, _, silent) = cluster.run(trains_auto, 2)
+    assert first == second and first in ("dgc", "gtopk", "blocksign", "terngrad") and steps == 10
+    assert len(said) == 1 and said[0].startswith(f"thinwire: auto chose {first}") and not silent
+
+
+def refuses(group: Any) -> None:
+    model, optimizer, _ = small(group)
+    thinwire.attach(model, optimizer, "auto", hierarchy=1)
+
+
+def test_auto_refuses_what_it_does_not_know(cluster: Cluster) -> None:
+    for raised in cluster.run(refuses, 2, expect_errors=True):
+        assert raised.type == "ValueError" and "flat groups only" in raised.message
+
+
+def test_advise_needs_a_group_and_a_function() -> None:
+    with pytest.raises(ValueError, match="torchrun"):
+        thinwire.advise(nn.Linear(2, 2), lambda: None)
+    with pytest.raises(ValueError, match="torch module"):
+        thinwire.advise("model", lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="step must be a function"):
+        thinwire.advise(nn.Linear(2, 2), None)  # type: ignore[arg-type]
+
+
+# --- bench cluster ---------------------------------------------------------------------------------
+
+why_not = emulation.why_not()
+
+
+@pytest.mark.skipif(why_not is not None, reason=f"no emulated hosts here: {why_not}")
+def test_bench_cluster_on_two_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "rows.json"
+    words = (
+        "bench cluster --hosts 2 --rate 1gbit --model tiny --methods dgc,torch-topk --steps 4 --row-seconds 1 --json"
+    )
+    assert run([*words.split(), str(target)]) == 0
+    rows = json.loads(target.read_text())
+    assert [row["method"] for row in rows] == [*ALWAYS, "dgc", "torch-topk", "noop"]
+    for row in rows:
+        assert row["kind"] == "cluster" and row["hosts"] == 2 and row["rate"] == "1gbit" and row["steps"] == 4
+        assert 0 < row["step_ms_p20"] <= row["step_ms_p50"] <= row["step_ms_p80"] and row["samples_per_s"] > 0
+        assert set(row["breakdown_ms"]) == {"forward_backward", "compress", "communicate", "wait"}
+        assert (row["predicted_ms"] is None) == (row["method"] in PEERS)
+    by = {row["method"]: row for row in rows}
+    assert by["dense"]["bytes_per_step"] > 4 * 25_994 > by["dgc"]["bytes_per_step"]
+    assert "predictions are" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--hosts two", "is not a list of numbers"),
+        ("--hosts 1", "between 2 and 64"),
+        ("--rate fast", "--rate:"),
+        ("--model vgg61", "did you mean 'vgg16'"),
+        ("--methods dgcc", "did you mean 'dgc'"),
+        ("--json /nowhere/a.json", "does not exist"),
+    ],
+)
+def test_bench_cluster_answers_mistakes_with_a_sentence(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "cluster", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and "Traceback" not in said

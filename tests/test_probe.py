@@ -1,0 +1,65 @@
+"""alpha and beta are the same on all ranks, and grow with the link's latency and slowness."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from cluster import Cluster
+from torch import Tensor
+
+from thinwire.probe import Link, measure_link, measure_patterns
+from thinwire.transport import ThreadNet, ThreadWorld, TorchNet
+
+BURST = 20_000  # bytes that pass at once, as in front of a token bucket
+
+
+class ShapedNet(ThreadNet):
+    """Ranks that are threads, on links of a known latency and rate that let a burst pass."""
+
+    def __init__(self, net: ThreadNet, alpha_s: float, beta_s_per_byte: float) -> None:
+        super().__init__(net.world, net.rank)
+        self.alpha_s, self.beta_s_per_byte = alpha_s, beta_s_per_byte
+
+    def all_gather(self, frame: Tensor) -> list[Tensor]:
+        rounds = self.size - 1
+        shaped = max(0, rounds * frame.numel() - BURST)
+        time.sleep(rounds * self.alpha_s + shaped * self.beta_s_per_byte)
+        return super().all_gather(frame)
+
+
+@pytest.mark.parametrize(("alpha_s", "beta"), [(0.002, 8 / 100e6), (0.004, 8 / 20e6)])
+def test_a_known_link_is_found_behind_its_burst(alpha_s: float, beta: float) -> None:
+    links = ThreadWorld(3).run(lambda net: measure_link(ShapedNet(net, alpha_s, beta)))
+    assert links[0] == links[1] == links[2]
+    assert links[0].beta_s_per_byte == pytest.approx(beta, rel=0.5)
+    assert links[0].alpha_s >= alpha_s
+
+
+def probe(group: Any) -> tuple[Link, int, int]:
+    net = TorchNet(group, torch.device("cpu"))
+    link = measure_link(net)
+    patterns = measure_patterns(net, link)
+    assert patterns.alpha_s == link.alpha_s and 1 <= patterns.scatter <= 4 and 1 <= patterns.swap <= 4
+    return patterns, net.traffic.handed, net.traffic.sent
+
+
+def test_real_ranks_agree_and_the_ratio_is_untouched(cluster: Cluster) -> None:
+    for size in (2, 3):
+        results = cluster.run(probe, size)
+        assert all(link == results[0][0] for link, _, _ in results)
+        assert results[0][0].alpha_s > 0 and results[0][0].beta_s_per_byte > 0
+        assert all(handed == 0 and sent > 0 for _, handed, sent in results)
+
+
+def test_a_group_of_one_has_a_free_link() -> None:
+    link = ThreadWorld(1).run(measure_link)[0]
+    assert link == Link(0.0, 0.0) and link.seconds(1e9, 5) == 0.0 and link.rate_bits == float("inf")
+
+
+def test_a_link_reads_well() -> None:
+    assert str(Link(0.001, 8e-9)) == "1 ms a round, 1 Gb/s"
+    assert str(Link(0.0, 8 / 250e3)) == "0 ms a round, 250 kb/s"
+    assert Link(0.5, 2.0).seconds(10, 3) == 21.5

@@ -1,0 +1,267 @@
+"""The adviser: which method to train with on these machines, with numbers, and "do not compress" where that is true."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.cost import CodecCost, Prediction, Workload
+from thinwire.dry import DryNet
+from thinwire.groups import give_back, own_net
+from thinwire.methods import DGC, GradientDropping, GTopK, Method, parse_method
+from thinwire.probe import Link
+from thinwire.profile import Profile, measure_codec, measure_profile
+from thinwire.transport import TorchNet
+
+# Gentler ones first: where two are equally fast, the first is recommended.
+METHODS = ("dense", "dense:dtype=bf16", "terngrad", "blocksign", "dgc", "gtopk")
+MOST_HOSTS = 1024
+WORTH = 1.10  # a method must train this much faster than dense, or it is not worth its trouble
+AS_FAST = 1.02
+WIRE_SHARE = 0.94  # what Ethernet, IP and TCP headers leave of a link's rate for what is sent
+SAMPLE = 2 * 2**20  # elements on which this machine's encoding speed is measured when there is no model
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Predicted steps of every method on this many hosts and on more, and what follows."""
+
+    hosts: int
+    params: int
+    compute_s: float
+    link: Link
+    predictions: tuple[Prediction, ...]  # all methods for ``hosts``, then for 2 x, 4 x ... as many
+    recommended: str
+    reason: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def compress(self) -> bool:
+        """Whether any compression is recommended."""
+        return self.recommended != "dense"
+
+    def step_s(self, method: str, hosts: int | None = None) -> float:
+        """The predicted seconds of a step."""
+        wanted = str(parse_method(method))
+        for one in self.predictions:
+            if one.method == wanted and one.hosts == (hosts or self.hosts):
+                return one.step_s
+        raise ValueError(f"no prediction of {wanted!r} on {hosts or self.hosts} hosts; there are {self._known()}")
+
+    def _known(self) -> str:
+        methods = ", ".join(dict.fromkeys(one.method for one in self.predictions))
+        return f"{methods} on {', '.join(map(str, self.host_counts))} hosts"
+
+    @property
+    def host_counts(self) -> list[int]:
+        return list(dict.fromkeys(one.hosts for one in self.predictions))
+
+    def __str__(self) -> str:
+        counts = self.host_counts
+        head = (
+            f"{self.params / 1e6:.3g} M parameters, {_ms(self.compute_s)} ms a step without communication, {self.link}"
+        )
+        lines = [head, "", "predicted ms a step".ljust(22) + "".join(f"{n:>8}" for n in counts) + "  hosts"]
+        for method in dict.fromkeys(one.method for one in self.predictions):
+            own = [one for one in self.predictions if one.method == method]
+            sent = next(one.nbytes for one in own if one.hosts == self.hosts)
+            lines.append(
+                f"{method:<22}" + "".join(f"{_ms(one.step_s):>8}" for one in own) + f"  {sent / 1e6:,.3g} MB a step"
+            )
+        verdict = f"recommended: {self.recommended}" if self.compress else "do not compress"
+        return "\n".join([*lines, "", f"{verdict}: {self.reason}", *self.notes])
+
+    def as_dict(self) -> dict[str, Any]:
+        """In JSON's terms; the caller adds hardware, commit and date."""
+        return {
+            "kind": "advice",
+            "hosts": self.hosts,
+            "params": self.params,
+            "compute_ms": 1e3 * self.compute_s,
+            "alpha_s": self.link.alpha_s,
+            "beta_s_per_byte": self.link.beta_s_per_byte,
+            "predictions": [
+                {"method": one.method, "hosts": one.hosts, "step_ms": one.step_ms, "bytes_per_step": one.nbytes}
+                for one in self.predictions
+            ],
+            "recommended": self.recommended,
+            "reason": self.reason,
+            "notes": list(self.notes),
+        }
+
+
+def advise(
+    model: nn.Module,
+    step: Callable[[], object],
+    *,
+    methods: Sequence[Method | str] = METHODS,
+    group: dist.ProcessGroup | None = None,
+    optimizer_is_sgd: bool = True,
+) -> Advice:
+    """Measure this model on these machines for about half a minute, and say which method to train it with.
+
+    A collective call: every rank of the group (all ranks unless given) makes it. ``step`` does one forward and
+    backward pass; under DistributedDataParallel gradients are not exchanged meanwhile. Parameters, buffers, gradients
+    and torch's random state are put back afterwards. Leave optimizer.step() out: its own state would stay changed.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"advise needs a torch module, not {type(model).__name__}")
+    if not callable(step):
+        raise ValueError(f"step must be a function that runs forward and backward, not {type(step).__name__}")
+    if not dist.is_initialized():
+        raise ValueError(
+            "advise measures between the ranks of a process group; start the script with torchrun, or with several "
+            "processes and init_process_group (without any: thinwire advise --params ... --hosts ... --rate ...)"
+        )
+    chosen = [parse_method(method) if isinstance(method, str) else method for method in methods]
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    parameters = {name: p for name, p in inner.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError("the model has no parameters that are trained, so there is nothing to send")
+    device = next(iter(parameters.values())).device
+    if group is None:
+        world = model.process_group if isinstance(model, DistributedDataParallel) else dist.group.WORLD
+    else:
+        world = group
+    parent = TorchNet(world, device)  # type: ignore[arg-type]
+    net = own_net(parent)
+    silent = model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
+    with silent, _untouched(inner):
+        profile = measure_profile(net, parameters, step, with_dense(chosen), optimizer_is_sgd=optimizer_is_sgd)
+    give_back(parent, net)
+    return advise_from(profile, with_dense(chosen))
+
+
+def advise_offline(
+    work: Workload,
+    *,
+    hosts: int,
+    rate_bits: float,
+    latency_s: float = 0.0002,
+    methods: Sequence[Method | str] = METHODS,
+) -> Advice:
+    """The same for machines that are not here: known model and compute time, a link's rate and latency.
+
+    Encoding speed is measured on one core of this machine; the network is taken to cost no processor time.
+    """
+    if hosts < 2:
+        raise ValueError(f"advice is about at least 2 hosts, not {hosts}")
+    if work.compute_s <= 0:
+        raise ValueError(f"a step computes longer than {1e3 * work.compute_s:g} ms")
+    chosen = with_dense([parse_method(method) if isinstance(method, str) else method for method in methods])
+    link = Link(latency_s, 8 / (rate_bits * WIRE_SHARE))
+    profile = Profile(hosts, work, link, 1.0, {str(method): codec_here(method, work.numel) for method in chosen})
+    return advise_from(profile, chosen)
+
+
+def codec_here(method: Method, params: int) -> CodecCost:
+    """A method's encoding cost on one core of this machine for so many parameters, measured on a sample and scaled.
+
+    Processor time of one thread, the least of a few: other work on this machine says nothing about the machines that
+    are asked about.
+    """
+    sample, threads = Workload.of_size(min(params, SAMPLE), 1.0), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        cost = measure_codec(
+            DryNet(1), method, sample, (8, 32), True, torch.device("cpu"), typical=min, clock=time.process_time
+        )
+    finally:
+        torch.set_num_threads(threads)
+    longer = params / sample.numel
+    # A gathered frame grows with the model. A server's frames share one model between them: what one more of them costs
+    # is only its handling, once an exchange.
+    more = longer if isinstance(method, (DGC, GTopK, GradientDropping)) else _exchanges(params) / len(sample.buckets)
+    return CodecCost(cost.fixed_s * longer, cost.per_frame_s * more)
+
+
+def _exchanges(params: int) -> int:
+    return len(Workload.of_size(params, 1.0).buckets)
+
+
+def with_dense(methods: Sequence[Method]) -> list[Method]:
+    """The methods with dense in front, which they are compared with."""
+    return list(dict.fromkeys([parse_method("dense"), *methods]))
+
+
+def advise_from(profile: Profile, methods: Sequence[Method]) -> Advice:
+    """What follows from a profile."""
+    counts = [profile.hosts]
+    while 2 * counts[-1] <= MOST_HOSTS:
+        counts.append(2 * counts[-1])
+    table = [profile.predict(method, hosts) for hosts in counts for method in methods]
+    now = [one for one in table if one.hosts == profile.hosts]
+    dense, best = now[0], _choose(now)
+    free_s = profile.work.compute_s
+    gain = dense.step_s / best.step_s
+    if best is dense or gain < WORTH:
+        chosen = dense
+        fastest = min(now[1:], key=lambda one: one.step_s, default=dense)
+        reason = (
+            f"on {profile.hosts} hosts a dense step takes {_ms(dense.step_s)} ms, the fastest other method "
+            f"({fastest.method}) {_ms(fastest.step_s)} ms, and a free network would give {_ms(free_s)} ms; "
+            f"a gain under {round(100 * (WORTH - 1))} % is not worth a changed optimisation."
+        )
+    else:
+        chosen = best
+        reason = (
+            f"on {profile.hosts} hosts {_ms(best.step_s)} ms a step instead of {_ms(dense.step_s)} ms dense "
+            f"({gain:.2g}x); a free network would give {_ms(free_s)} ms."
+        )
+    notes = _notes(table, counts, chosen.method)
+    return Advice(
+        profile.hosts, profile.work.numel, free_s, profile.link, tuple(table), chosen.method, reason, tuple(notes)
+    )
+
+
+def _choose(rows: Sequence[Prediction]) -> Prediction:
+    """The first of those that are as good as the fastest."""
+    fastest_s = min(one.step_s for one in rows)
+    return next(one for one in rows if one.step_s <= AS_FAST * fastest_s)
+
+
+def _notes(table: Sequence[Prediction], counts: Sequence[int], chosen: str) -> Iterator[str]:
+    """Where the choice changes with the number of hosts, and where a method is slower than dense."""
+    last = chosen
+    for hosts in counts[1:]:
+        rows = [one for one in table if one.hosts == hosts]
+        best = _choose(rows)
+        verdict = best.method if rows[0].step_s / best.step_s >= WORTH else "dense"
+        if verdict != last:
+            yield f"from {hosts} hosts on: {verdict if verdict != 'dense' else 'do not compress'}."
+            last = verdict
+    now = [one for one in table if one.hosts == counts[0]]
+    slower = [one.method for one in now[1:] if one.step_s > now[0].step_s]
+    if slower:
+        yield f"slower than dense here: {', '.join(slower)}."
+
+
+@contextlib.contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Put parameters, buffers, gradients and torch's random state back."""
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    kept = [tensor.detach().clone() for tensor in tensors]
+    gradients = [p.grad.clone() if p.grad is not None else None for p in model.parameters()]
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    with torch.random.fork_rng(devices=[device.index or 0 for device in devices]):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, before in zip(tensors, kept, strict=True):
+                    tensor.copy_(before)
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+
+
+def _ms(seconds: float) -> str:
+    value = 1e3 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,125 @@
+"""method="auto": begin dense, watch a few steps, and change to what the cost model recommends."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.advice import METHODS, Advice, advise_from, with_dense
+from thinwire.cost import Workload
+from thinwire.methods import Method, parse_method
+from thinwire.optimizers import OptimizerView
+from thinwire.probe import measure_link, measure_patterns
+from thinwire.profile import Profile, buckets_of, measure_codec
+from thinwire.transport import TorchNet
+from thinwire.wire import Wire
+
+log = logging.getLogger("thinwire")
+
+WARMUP = 3  # DDP rebuilds its buckets after the first step, and caches fill
+WATCHED = 4
+
+
+class Auto:
+    """Watches a wire that is dense, and switches it once.
+
+    A step goes from one forward pass after an optimizer step to the next. Its time without communication is what is
+    left without the wait between the last gradient and the optimizer. After ``WARMUP + WATCHED`` steps all ranks
+    measure the link and the methods' encoding speed together, which takes a few seconds, and get the same advice. The
+    choice is by speed alone: a method that only a changed training schedule makes accurate is the user's to choose.
+    """
+
+    def __init__(self, wire: Wire, view: OptimizerView, net: TorchNet) -> None:
+        self._wire, self._view, self._net = wire, view, net
+        self._ready: dict[str, float] = {}
+        self._rows: list[tuple[float, dict[str, float]]] = []  # seconds without communication, and when gradients came
+        self._started: float | None = None
+        self._last = self._waited = 0.0
+        self._stepped = False
+        self._steps = 0
+        self._handles: list[Any] = [
+            wire.model.register_forward_pre_hook(self._before_forward),
+            view.optimizer.register_step_pre_hook(self._before_optimizer),
+            view.optimizer.register_step_post_hook(self._after_optimizer),
+        ]
+        for name, parameter in view.parameters.items():
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._note(name)))
+
+    def _now(self) -> float:
+        if self._net.compute_device.type == "cuda":
+            torch.cuda.synchronize(self._net.compute_device)
+        return time.perf_counter()
+
+    def _note(self, name: str) -> Callable[[Tensor], None]:
+        def hook(_: Tensor) -> None:
+            self._last = self._now()
+            if self._started is not None:
+                self._ready[name] = self._last - self._started
+
+        return hook
+
+    def _before_optimizer(self, *_: Any) -> None:
+        self._waited = self._now() - self._last
+
+    def _after_optimizer(self, *_: Any) -> None:
+        self._stepped = True
+
+    def _before_forward(self, *_: Any) -> None:
+        if self._started is not None and not self._stepped:
+            return  # a further forward pass of the same step
+        now = self._now()
+        if self._started is not None:
+            self._steps += 1
+            if self._steps > WARMUP:
+                self._rows.append((now - self._started - self._waited, dict(self._ready)))
+        self._stepped = False
+        if len(self._rows) == WATCHED:
+            self._finish()
+            return
+        self._started = now
+
+    def _finish(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        wire = self._wire
+        if not wire.attached or str(wire.method) != "dense":
+            return  # the user has decided meanwhile
+        advice = self._advice()
+        if self._net.rank == 0:
+            log.warning("thinwire: auto chose %s: %s", advice.recommended, advice.reason)
+        if advice.compress:
+            wire.switch(advice.recommended)
+
+    def _advice(self) -> Advice:
+        net, parameters = self._net, self._view.parameters
+        names = list(parameters)
+        own = [statistics.median(seconds for seconds, _ in self._rows)]
+        own += [statistics.median(ready.get(name, own[0]) for _, ready in self._rows) for name in names]
+        agreed = torch.tensor(own, dtype=torch.float64)
+        net.all_reduce(agreed, largest=True)
+        compute_s, *ready_s = agreed.tolist()
+        work = Workload(compute_s, tuple(buckets_of(parameters, dict(zip(names, ready_s, strict=True)))))
+        methods = with_dense([method for method in map(parse_method, METHODS) if self._accepts(method)])
+        power = 1 << max(1, (net.size - 1).bit_length())
+        codecs = {
+            str(method): measure_codec(net, method, work, (power,), self._view.is_sgd, net.compute_device, 2)
+            for method in methods
+        }
+        # What sending costs of the processor was not measured; half of its time lies between the two extremes.
+        profile = Profile(net.size, work, measure_patterns(net, measure_link(net)), 0.5, codecs)
+        return advise_from(profile, methods)
+
+    def _accepts(self, method: Method) -> bool:
+        """Whether the user's optimizer lets the method take its momentum."""
+        if method.takes_momentum(self._view.is_sgd):
+            try:
+                self._view.check_takeover(method.name)
+            except ValueError:
+                return False
+        return True

@@ -1,0 +1,126 @@
+"""`thinwire bench cluster`: step times on emulated hosts, beside what the cost model predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from thinwire import emulation
+from thinwire.bench.cluster import METHODS, HostFailed, accuracy, all_methods, check_method, measure_cluster
+from thinwire.bench.cluster_worker import Job
+from thinwire.bench.models import MODELS
+from thinwire.bench.peers import PEERS
+from thinwire.cli import _complaints
+from thinwire.cli._display import console
+from thinwire.cli._job import split_specs
+from thinwire.cli._json import checked_json, write_json
+
+SHOWN_MODELS = [name for name in MODELS if name != "tiny"]
+
+
+def cluster(
+    hosts: Annotated[str, typer.Option(help="Numbers of hosts, separated by commas.")] = "4,8",
+    rate: Annotated[str, typer.Option(help="Rates of all links, separated by commas.")] = "100mbit,1gbit",
+    model: Annotated[str, typer.Option(help=f"{', '.join(SHOWN_MODELS)}.")] = "vgg16",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help=f"Methods beside noop, dense, bf16 and PowerSGD, separated by commas; also {', '.join(PEERS)}."
+        ),
+    ] = ",".join(METHODS),
+    steps: Annotated[int, typer.Option(min=4, help="Timed steps a method, fewer where they are long.")] = 9,
+    row_seconds: Annotated[float, typer.Option(min=1, help="Where fewer steps are made: seconds a method.")] = 15.0,
+    predict: Annotated[bool, typer.Option(help="Also measure what predictions need, before the methods.")] = True,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows to FILE, as a JSON list.")
+    ] = None,
+) -> None:
+    """Time the steps of a model with every method on emulated hosts: percentiles, samples a second, share of the
+    no-communication speed, bytes by the kernel's counters, and where the time goes.
+
+    All hosts share this machine's cores, with one thread each. "noop" sends nothing and stands first and last.
+    """
+    counts, rates = _counts(hosts), _rates(rate)
+    if model not in MODELS:
+        raise _complaints.Complaint(_complaints.unknown("model", model, SHOWN_MODELS))
+    wanted = split_specs("noop", methods)[1:]
+    for method in wanted:
+        try:
+            check_method(method)
+        except ValueError as error:
+            raise _complaints.Complaint(f"--methods: {error}.") from error
+    checked_json(json_file)
+    if (why := emulation.why_not()) is not None:
+        raise _complaints.Complaint(f"no emulated hosts here: {why}")
+    job = Job(model, all_methods(wanted), steps, row_seconds, predict)
+    rows: list[dict[str, Any]] = []
+    for number in counts:
+        for speed in rates:
+            place = f"{number} hosts, {speed}"
+            try:
+                found, profile = measure_cluster(number, speed, job, _teller(place))
+            except HostFailed as error:
+                raise _complaints.Failure(f"{place}: {error}.") from error
+            _show(found, profile)
+            rows += found
+            write_json(json_file, rows)  # what is measured is kept when a later combination fails
+
+
+def _teller(place: str) -> Callable[[str], None]:
+    """Says on standard error what was measured: a run takes minutes."""
+    return lambda what: typer.echo(f"  {place}: measured {what}", err=True)
+
+
+def _show(rows: list[dict[str, Any]], profile: dict[str, Any] | None) -> None:
+    out, first = console(), rows[0]
+    out.print(
+        f"\n[bold]{first['model']}, {first['hosts']} hosts, {first['rate']}[/bold]; {first['hardware']}, "
+        f"commit {first['commit']}, {first['date']}"
+    )
+    out.print("milliseconds a step; noop: share of its speed; kB a step and host; cpu: of one process; where time goes")
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, show_edge=False)
+    for heading in ("method", "p20", "p50", "p80", "pred.", "off", "samp/s", "noop", "kB", "cpu", "fw+bw", "code",
+                    "wire", "wait"):  # fmt: skip
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    for row in rows:
+        predicted, p50 = row["predicted_ms"], row["step_ms_p50"]
+        parts = [row["breakdown_ms"][k] for k in ("forward_backward", "compress", "communicate", "wait")]
+        table.add_row(
+            row["method"], f"{row['step_ms_p20']:,.0f}", f"{p50:,.0f}", f"{row['step_ms_p80']:,.0f}",
+            f"{predicted:,.0f}" if predicted else "", f"{100 * (predicted / p50 - 1):+.0f}%" if predicted else "",
+            f"{row['samples_per_s']:.1f}", f"{row['share_of_noop']:.2f}", f"{row['bytes_per_step'] / 1e3:,.0f}",
+            f"{row['processor_ms']:,.0f}", *("" if part is None else f"{part:,.0f}" for part in parts),
+        )  # fmt: skip
+    out.print(table)
+    if profile is not None:
+        rate = 8e-6 / profile["beta_s_per_byte"] if profile["beta_s_per_byte"] else 0.0
+        out.print(
+            f"measured before: {profile['compute_ms']:,.0f} ms a step without communication, "
+            f"{1e3 * profile['alpha_s']:.2g} ms a round, {rate:,.0f} Mb/s, overlap {profile['overlap']:.2f}; "
+            f"{accuracy(rows)}"
+        )
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise _complaints.Complaint(f"--hosts '{text}' is not a list of numbers such as 4,8.") from None
+    if not all(2 <= count <= 64 for count in counts):
+        raise _complaints.Complaint(f"--hosts '{text}': each number must lie between 2 and 64.")
+    return counts
+
+
+def _rates(text: str) -> list[str]:
+    rates = [word.strip() for word in text.split(",")]
+    for one in rates:
+        try:
+            emulation.parse_rate(one)
+        except ValueError as error:
+            raise _complaints.Complaint(f"--rate: {error}.") from error
+    return rates

@@ -1,0 +1,46 @@
+"""What a step costs: the papers' own models, and ours.
+
+``papers`` has the formulas as they are printed, ``plans`` what our collectives put on a link, ``steps`` the time of a
+training step from measured speeds.
+"""
+
+from thinwire.cost.papers import (
+    Cluster,
+    density_after,
+    gtopk_dense_s,
+    gtopk_gtopk_s,
+    gtopk_topk_s,
+    sparse_all_reduce_s,
+    speedup_over_one_node,
+    strong_scaling_s,
+    strong_throughput,
+    ternary_bits,
+    weak_scaling_s,
+    weak_throughput,
+)
+from thinwire.cost.plans import Plan, bucket_layouts, plan_exchange
+from thinwire.cost.steps import Bucket, CodecCost, Prediction, Workload, predict, schedule
+
+__all__ = [
+    "Bucket",
+    "Cluster",
+    "CodecCost",
+    "Plan",
+    "Prediction",
+    "Workload",
+    "bucket_layouts",
+    "density_after",
+    "gtopk_dense_s",
+    "gtopk_gtopk_s",
+    "gtopk_topk_s",
+    "plan_exchange",
+    "predict",
+    "schedule",
+    "sparse_all_reduce_s",
+    "speedup_over_one_node",
+    "strong_scaling_s",
+    "strong_throughput",
+    "ternary_bits",
+    "weak_scaling_s",
+    "weak_throughput",
+]

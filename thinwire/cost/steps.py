@@ -1,0 +1,140 @@
+"""The time of a training step, from what was measured about the model, the machine and the link.
+
+A step is one program with two hands. The main thread computes: forward, backward, optimizer. As soon as a bucket of
+gradients is there, a second thread encodes, sends and decodes it, one bucket after the other. What it waits for on
+the wire overlaps with the rest of the backward pass. What it computes does not: encoding takes cores (or the GPU) away
+from backward, and so does that part of sending which is work for the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from thinwire.cost.plans import Plan, bucket_layouts, plan_exchange
+from thinwire.methods import Dense, Method, Noop
+from thinwire.probe import Link
+
+FIRST_BUCKET = 2**20  # bytes: DDP's own limits
+BUCKET = 25 * 2**20
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that become ready together: when, counted from the step's start, and which parameters."""
+
+    ready_s: float
+    rows: tuple[tuple[str, int, torch.Size], ...]  # name, ordinal, shape
+
+    @property
+    def numel(self) -> int:
+        return sum(shape.numel() for _, _, shape in self.rows)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A step without communication: ``compute_s`` from zero_grad to the end of optimizer.step, on the slowest rank."""
+
+    compute_s: float
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def numel(self) -> int:
+        return sum(bucket.numel for bucket in self.buckets)
+
+    def at(self, compute_s: float) -> Workload:
+        """The same model on a machine that computes faster or slower."""
+        factor = compute_s / self.compute_s
+        return Workload(compute_s, tuple(replace(bucket, ready_s=bucket.ready_s * factor) for bucket in self.buckets))
+
+    @classmethod
+    def of_size(cls, params: int, compute_s: float, tensor: int = 2**20) -> Workload:
+        """A model of which only the size is known: equal tensors, a backward pass of two thirds of the step."""
+        rows, buckets, inside, limit = [], [], 0, FIRST_BUCKET
+        done = 0
+        for ordinal, start in enumerate(range(0, params, tensor)):
+            count = min(tensor, params - start)
+            rows.append((f"tensor{ordinal}", ordinal, torch.Size([1, count])))
+            inside, done = inside + 4 * count, done + count
+            if inside >= limit or done == params:
+                buckets.append(Bucket(compute_s * (1 / 3 + 2 / 3 * done / params), tuple(rows)))
+                rows, inside, limit = [], 0, BUCKET
+        return cls(compute_s, tuple(buckets))
+
+
+@dataclass(frozen=True)
+class CodecCost:
+    """Seconds that a method computes in a step, from gradients to frames and from frames to the mean: a part that does
+    not depend on the group, and one for every frame that a rank decodes."""
+
+    fixed_s: float
+    per_frame_s: float = 0.0
+
+    def seconds(self, frames: float) -> float:
+        return max(0.0, self.fixed_s + self.per_frame_s * frames)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One method on one number of hosts."""
+
+    method: str
+    hosts: int
+    step_s: float
+    nbytes: float  # over the busiest link, a step
+    codec_s: float
+    wire_s: float  # as if nothing overlapped
+
+    @property
+    def step_ms(self) -> float:
+        return 1e3 * self.step_s
+
+
+def schedule(
+    compute_s: float, backward_end_s: float, jobs: Sequence[tuple[float, float, float]], overlap: float
+) -> float:
+    """Return a step's seconds; a job is (ready, seconds of computing, seconds on the wire), in order.
+
+    ``overlap`` is the share of the wire's time that costs no processor time. While both threads compute they share
+    the processor: each is slowed down by what the other does meanwhile.
+    """
+    free_s = delay_s = 0.0
+    for ready_s, codec_s, wire_s in jobs:
+        start_s = max(free_s, ready_s + delay_s)
+        busy_s = codec_s + (1.0 - overlap) * wire_s
+        shared_s = min(busy_s, max(0.0, backward_end_s + delay_s - start_s))
+        delay_s += shared_s
+        free_s = start_s + codec_s + wire_s + shared_s
+    return max(backward_end_s + delay_s, free_s) + compute_s - backward_end_s
+
+
+def predict(
+    method: Method, work: Workload, link: Link, codec: CodecCost, hosts: int, overlap: float = 1.0
+) -> Prediction:
+    """Predict a step; every host is a machine of its own and computes as fast as the measured one.
+
+    Where buckets may travel together (``Method.merges_alike``) the better of two ways is taken: all of them alone, or
+    all in one exchange after backward.
+    """
+    together = (Bucket(work.buckets[-1].ready_s, tuple(row for bucket in work.buckets for row in bucket.rows)),)
+    merges = getattr(method, "merges_alike", False) and not isinstance(method, (Dense, Noop))
+    ways = [work.buckets, together] if merges else [work.buckets]
+    return min((_predict(method, work, way, link, codec, hosts, overlap) for way in ways), key=lambda one: one.step_s)
+
+
+def _predict(
+    method: Method, work: Workload, buckets: Sequence[Bucket], link: Link, codec: CodecCost, hosts: int, overlap: float
+) -> Prediction:
+    layouts = bucket_layouts(method, [bucket.rows for bucket in buckets])
+    last_s = work.buckets[-1].ready_s
+    ready = [bucket.ready_s for bucket in buckets] if len(layouts) == len(buckets) else [last_s]
+    jobs, total, codec_s = [], Plan(), 0.0
+    for ready_s, layout in zip(ready, layouts, strict=True):
+        plan = plan_exchange(method, layout, hosts)
+        seconds = codec.seconds(plan.frames) * layout.numel / max(1, work.numel)  # frames are alike in all buckets
+        jobs.append((ready_s, seconds, plan.seconds(link)))
+        total, codec_s = total + plan, codec_s + seconds
+    step_s = schedule(work.compute_s, last_s, jobs, overlap)
+    return Prediction(str(method), hosts, step_s, total.nbytes, codec_s, total.seconds(link))

@@ -23,6 +23,9 @@ class DryNet:
     def __init__(self, size: int) -> None:
         self.rank, self.size, self.traffic = 0, size, Traffic()
 
+    def to_wire(self, tensor: Tensor) -> Tensor:
+        return tensor
+
     def all_gather(self, frame: Tensor) -> list[Tensor]:
         return [frame] * self.size
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bench.rows import Row, commit, hardware, measure, percentiles, today
+from thinwire.bench.rows import Row, commit, hardware, measure, measure_on_gpu, percentiles, today
 from thinwire.codecs import SignsCodec, SparseCodec, TernaryCodec
+from thinwire.codecs.frame import open_frame, read_heads
+from thinwire.codecs.indices import take_rice
 from thinwire.compressors import BlockSigns, Ternarize, TopK
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import MomentumCorrection, RescaledError
@@ -57,14 +59,24 @@ class Bench:
             ("terngrad to bytes", self.terngrad(), self.torch_terngrad(), 8.2),
             ("blocksign step", self.blocksign(), self.torch_blocksign(), 28.0),
         ):
-            torch_repeats = max(2, self.repeats // 4)
-            plain = measure(theirs, self.device, torch_repeats, warmup=1)
+            plain = self.timed(theirs, max(3, self.repeats // 4), 1)
             yield self.row(name, "plain torch", plain, floor_bytes, None)
             # Twelve steps bring the residual, and with it the carried threshold, into a steady state.
-            fast = measure(ours, self.device, self.repeats, warmup=12 if name.startswith("dgc") else 3)
+            fast = self.timed(ours, self.repeats, 12)
             yield self.row(name, home, fast, floor_bytes, percentiles(plain)[1])
-        decode = measure(self.decode(), self.device, self.repeats)
-        yield self.row(f"decode + add {FRAMES} frames", home, decode, None, None)
+            if self.device.type == "cuda":
+                launched = measure(ours, self.device, self.repeats)
+                yield self.row(f"{name}, launched from Python", home, launched, floor_bytes, None)
+        name = f"decode + add {FRAMES} frames"
+        if self.device.type == "cuda" and kernels.on_gpu(self.device):
+            yield self.row(name, home, self.timed(self.decode_on_gpu(), self.repeats, 3), None, None)
+            name += ", launched from Python"
+        yield self.row(name, home, measure(self.decode(), self.device, self.repeats), None, None)
+
+    def timed(self, work: Work, repeats: int, warmup: int) -> list[float]:
+        if self.device.type == "cuda":
+            return measure_on_gpu(work, repeats, warmup)
+        return measure(work, self.device, repeats, warmup)
 
     # Each of these returns one step; i counts steps.
 
@@ -146,19 +158,41 @@ class Bench:
             error.add_(velocity)
             scale = error.abs().mean()
             sign = torch.where(error < 0, -1.0, 1.0)
-            error.sub_(sign, alpha=float(scale))
+            error.sub_(sign * scale)
             bits = ((sign[:whole] < 0).to(torch.uint8).view(-1, 8) * weights).sum(dim=1, dtype=torch.uint8)
             return scale, bits
 
         return step
 
-    def decode(self) -> Work:
-        codec, turn, k = SparseCodec(), self.turn(0), max(1, round(DENSITY * self.numel))
-        tail = torch.zeros(0, device=self.device)
-        frames = []
+    def frames(self) -> list[Tensor]:
+        tail, turn, frames = torch.zeros(0, device=self.device), self.turn(0), []
         for rank in range(FRAMES):
             x = self.gradients[rank % 3] if rank < 3 else self.gradients[rank % 3].roll(rank)
-            frames.append(codec.encode(turn, TopK(DENSITY).compress(turn, x, None, rank), tail))
+            payload = TopK(DENSITY).compress(turn, x, None, rank)
+            frames.append(SparseCodec().encode_finished(turn, payload, tail))
+        return frames
+
+    def decode_on_gpu(self) -> Work:
+        """What the device does of it: checksums, decoding with all checks, adding; the host only reads two answers."""
+        turn, frames = self.turn(0), self.frames()
+        out = torch.zeros(self.numel, device=self.device)
+        streams, values = [], []
+        for frame, head in zip(frames, read_heads(frames), strict=True):
+            header, body = open_frame(frame, turn, "sparse", self.numel, 0, self.device, "bench", head)
+            values.append(body.take_floats(header.count, "values"))
+            streams.append(take_rice(header.count, header.parameter, body))
+
+        def step(i: int) -> None:
+            kernels.frame_heads(frames)
+            indices, _ = kernels.launch_rice_indices(streams, self.numel)
+            lists = [(row[: value.numel()], value) for row, value in zip(indices, values, strict=True)]
+            kernels.scatter_add([out], [0], lists, 1.0 / FRAMES)
+
+        return step
+
+    def decode(self) -> Work:
+        codec, turn, k = SparseCodec(), self.turn(0), max(1, round(DENSITY * self.numel))
+        frames = self.frames()
         out = torch.empty(self.numel, device=self.device)
         # The zeroing of the output is part of every dense gradient as well; it is not counted here.
         out.zero_()

@@ -61,6 +61,29 @@ def measure(work: Callable[[int], object], device: torch.device, repeats: int, w
     return seconds
 
 
+def measure_on_gpu(work: Callable[[int], object], repeats: int, warmup: int = 3) -> list[float]:
+    """The device's own time of work(i): three steps are recorded as CUDA graphs, and replays are timed.
+
+    Launches from Python run beside the backward pass in training; here they would hide what the kernels take.
+    """
+    for i in range(warmup):
+        work(i)
+    torch.cuda.synchronize()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
+    for i, graph in enumerate(graphs):
+        with torch.cuda.graph(graph):
+            work(i)
+    seconds = []
+    for i in range(repeats + 3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graphs[i % 3].replay()
+        end.record()
+        torch.cuda.synchronize()
+        seconds.append(1e-3 * start.elapsed_time(end))
+    return seconds[3:]
+
+
 def hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

@@ -119,7 +119,7 @@ def predict(
     all in one exchange after backward.
     """
     together = (Bucket(work.buckets[-1].ready_s, tuple(row for bucket in work.buckets for row in bucket.rows)),)
-    merges = getattr(method, "merges_alike", False) and not isinstance(method, (Dense, Noop))
+    merges = method.merges_alike and not isinstance(method, (Dense, Noop))
     ways = [work.buckets, together] if merges else [work.buckets]
     return min((_predict(method, work, way, link, codec, hosts, overlap) for way in ways), key=lambda one: one.step_s)
 

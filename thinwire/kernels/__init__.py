@@ -161,6 +161,11 @@ def frame_heads(frames: Sequence[Tensor]) -> Tensor:
     return _home(frames[0]).frame_heads(frames)
 
 
+def launch_rice_indices(streams: Sequence[RiceStream], numel: int) -> tuple[Tensor, Tensor]:
+    """``rice_indices`` without waiting for the device; only on a GPU."""
+    return _home(streams[0].low).launch_rice_indices(streams, numel)
+
+
 def encode_rice_frame(*arguments: Any) -> Tensor:
     """A whole frame, written by the device; only on a GPU."""
     return _home(arguments[3]).encode_rice_frame(*arguments)
@@ -276,6 +281,7 @@ __all__ = [
     "home_name",
     "int8_dequantize",
     "int8_quantize",
+    "launch_rice_indices",
     "moments",
     "on_gpu",
     "pack_bits",

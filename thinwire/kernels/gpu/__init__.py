@@ -10,7 +10,14 @@ from __future__ import annotations
 from thinwire.kernels.gpu.quantize import add_signs, blockwise_sign, error_step, moments, ternarize_packed, watch
 from thinwire.kernels.gpu.search import Search, accumulate
 from thinwire.kernels.gpu.sparse_frames import checksum, checksum_around, encode_rice_frame
-from thinwire.kernels.gpu.unpack import frame_heads, rice_indices, scatter_add, subtract_at, zero_at
+from thinwire.kernels.gpu.unpack import (
+    frame_heads,
+    launch_rice_indices,
+    rice_indices,
+    scatter_add,
+    subtract_at,
+    zero_at,
+)
 from thinwire.kernels.reference import (
     contained,
     first_nonfinite,
@@ -42,6 +49,7 @@ __all__ = [
     "first_nonfinite",
     "frame_heads",
     "gather_trits",
+    "launch_rice_indices",
     "moments",
     "pack_bits",
     "pack_trits",

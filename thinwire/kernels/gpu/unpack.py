@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.kernels.gpu.bits import popcount
 from thinwire.kernels.gpu.sparse_frames import mix
-from thinwire.kernels.gpu.tables import cached, pointers, upload
+from thinwire.kernels.gpu.tables import cached, pointers
 from thinwire.kernels.reference import RiceStream, _checked_indices
 
 _BLOCK = 512
@@ -95,6 +95,15 @@ def _rebuild(
 
 def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
     """All streams at once. One that is not right is decoded again by the reference, which says what is wrong."""
+    indices, faults = launch_rice_indices(streams, numel)
+    return [
+        _checked_indices(stream, numel) if wrong else (found[: stream.count], 0)
+        for stream, found, wrong in zip(streams, indices, faults.tolist(), strict=True)
+    ]
+
+
+def launch_rice_indices(streams: Sequence[RiceStream], numel: int) -> tuple[Tensor, Tensor]:
+    """The same without waiting: indices, a row a stream, and a number a stream that is not zero where it is wrong."""
     device, ranks = streams[0].low.device, len(streams)
     longest = max(1, *(stream.count for stream in streams))
     unary_words = [stream.unary.numel() // 4 for stream in streams]
@@ -102,7 +111,7 @@ def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor
     rows: list[float] = []
     for stream, words in zip(streams, unary_words, strict=True):
         rows += [stream.count, stream.parameter, stream.low.data_ptr(), stream.unary.data_ptr(), words]
-    table = upload(rows, torch.int64, device)
+    table = cached(tuple(rows), torch.int64, device)
     ones = torch.empty(ranks * num_blocks, dtype=torch.int32, device=device)
     lows = torch.empty(ranks * num_blocks, dtype=torch.int64, device=device)
     places = torch.empty(ranks * longest, dtype=torch.int32, device=device)
@@ -116,11 +125,7 @@ def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor
     _rebuild[(ranks, -(-longest // _BLOCK))](
         table, ones, lows, places, indices, faults, num_blocks, longest, numel, _BLOCK, blocks
     )
-    wrong = faults.tolist()
-    return [
-        _checked_indices(stream, numel) if wrong[rank] else (indices[rank, : stream.count], 0)
-        for rank, stream in enumerate(streams)
-    ]
+    return indices, faults
 
 
 @triton.jit
@@ -138,7 +143,7 @@ def _frame_heads(frames, num_words, heads, BLOCK: tl.constexpr):
 def frame_heads(frames: Sequence[Tensor]) -> Tensor:  # P of (B,) uint8 -> (P, 10) int32
     device, num_words = frames[0].device, frames[0].numel() // 4
     heads = torch.zeros(len(frames), 10, dtype=torch.int32, device=device)
-    table = upload([frame.data_ptr() for frame in frames], torch.int64, device)
+    table = pointers(frames, device)
     _frame_heads[(triton.cdiv(num_words, 4096), len(frames))](table, num_words, heads, 4096)
     return heads
 

@@ -104,8 +104,8 @@ class Bench:
             residual.add_(velocity)
             indices = torch.topk(residual.abs(), k).indices
             values = residual[indices]
-            residual[indices] = 0.0
-            velocity[indices] = 0.0
+            residual.index_fill_(0, indices, 0.0)
+            velocity.index_fill_(0, indices, 0.0)
             return indices.to(torch.int32), values
 
         return step

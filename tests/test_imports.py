@@ -25,7 +25,7 @@ PACKAGE = Path(thinwire.__file__).parent
 # From the ground up: a module may import from its own line and from the lines above it.
 LAYERS = [
     {"errors", "stats", "schedules"},
-    {"kernels"},
+    {"kernels", "lookout"},
     {"layout", "transport"},
     {"payloads"},
     {"memory"},

@@ -58,7 +58,7 @@ def test_all_ranks_of_a_machine_end_alike(case: str) -> None:
             Hierarchy(inner, net, 0.5).mean(_turn(2), grad)
         return type(caught.value).__name__
 
-    expected = [NonFiniteError.__name__] * 3 if case == "nan" else ["FrameError", "RuntimeError", "RuntimeError"]
+    expected = [NonFiniteError.__name__] * 3 if case == "nan" else ["FrameError", "ExchangeError", "ExchangeError"]
     assert ThreadWorld(3, timeout_s=10).run(work) == expected
 
 

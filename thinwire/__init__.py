@@ -1,7 +1,7 @@
 """Data-parallel PyTorch training over thin networks: compressed gradients as one line in a training script."""
 
 from thinwire.attach import Wire, attach
-from thinwire.errors import DetachedError, FrameError
+from thinwire.errors import DetachedError, ExchangeError, FrameError
 from thinwire.methods import (
     DGC,
     METHODS,
@@ -27,6 +27,7 @@ __all__ = [
     "Dense",
     "DetachedError",
     "DropRatioWarmup",
+    "ExchangeError",
     "ExponentialWarmup",
     "FrameError",
     "GTopK",

@@ -5,9 +5,10 @@ moment. This module has no postponed annotations: DDP compares the hook's annota
 """
 
 import logging
+import queue
+import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,15 @@ class Bucket:
     future: torch.futures.Future[Tensor]
     is_last: bool
     ready: Any = None  # a CUDA event after which the gradients are there
+    in_backward: bool = False  # an error is then raised by backward() itself, and the future has a result all the same
+    error: Exception | None = None
+
+    def complete(self, error: Exception | None = None) -> None:
+        self.error = error
+        if error is None or self.in_backward:
+            self.future.set_result(self.buffer)
+        elif not self.future.done():
+            self.future.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is wrong
 
 
 def _value(future: torch.futures.Future[Tensor]) -> Tensor:
@@ -51,6 +61,7 @@ class Router:
 
     def __init__(self) -> None:
         self._target: weakref.WeakMethod[Callable[[Bucket], None]] | None = None
+        self._backward: list[Bucket] = []  # of the backward pass that is running
 
     @property
     def target(self) -> Callable[[Bucket], None] | None:
@@ -73,9 +84,29 @@ class Router:
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(cuda))
         gradients = list(buffer.split([parameter.numel() for parameter in parameters]))
-        target(Bucket(parameters, gradients, buffer, future, bucket.is_last(), ready))
-        # torch hands a future's exception to C++ as if it were the result; raised in a callback it arrives as an error.
+        last, in_backward = bucket.is_last(), torch._C._current_graph_task_id() != -1
+        ours = Bucket(parameters, gradients, buffer, future, last, ready, in_backward)
+        if in_backward:
+            self._backward.append(ours)
+            if last:
+                _engine.queue_callback(self._at_the_end)
+        target(ours)
+        if in_backward:
+            return future
+        # Called by DDP's Join. torch hands a future's exception to C++ as if it were the result; raised in a callback
+        # it arrives as an error.
         return future.then(_value)
+
+    def _at_the_end(self) -> None:
+        # DDP waits for its futures in a callback of this kind, which is queued behind this one. An error raised behind
+        # that keeps its type and its one sentence, and leaves DDP able to go on.
+        _engine.queue_callback(self._raise_errors)
+
+    def _raise_errors(self) -> None:
+        buckets, self._backward = self._backward, []
+        for bucket in buckets:
+            if bucket.error is not None:
+                raise bucket.error
 
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Refuse a training step of a detached model before it starts: an error inside backward would break DDP."""
@@ -83,6 +114,7 @@ class Router:
             raise DetachedError(_DETACHED)
 
 
+_engine = torch.autograd.Variable._execution_engine
 _routers: "weakref.WeakKeyDictionary[DistributedDataParallel, Router]" = weakref.WeakKeyDictionary()
 
 
@@ -110,17 +142,22 @@ def has_foreign_hook(model: DistributedDataParallel) -> bool:
 class Worker:
     """One thread that does jobs in the order they were given, so that collectives have the same order on every rank.
 
-    On a GPU the jobs run on a stream of their own, behind the gradients' event.
+    On a GPU the jobs run on a stream of their own, behind the gradients' event. The interpreter does not wait for the
+    thread when it ends: a job can wait for a rank that is gone, for as long as the process group's timeout.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="thinwire")
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=_do_all, args=(self._jobs,), name="thinwire", daemon=True)
+        thread.start()
+        self._end = weakref.finalize(self, _end, self._jobs, thread, 1.0)  # also when the interpreter ends
+        self._thread = thread
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._broken: Exception | None = None
 
     def submit(self, buckets: list[Bucket], work: Callable[[list[Bucket]], None]) -> None:
         """Run work(buckets) behind all earlier jobs and complete the buckets' futures, with its error if it fails."""
-        self._pool.submit(self._run, buckets, work)
+        self._jobs.put(lambda: self._run(buckets, work))
 
     def _run(self, buckets: list[Bucket], work: Callable[[list[Bucket]], None]) -> None:
         try:
@@ -135,17 +172,16 @@ class Worker:
                         bucket.buffer.record_stream(self._stream)
                     work(buckets)
                     for bucket in buckets:
-                        bucket.future.set_result(bucket.buffer)
+                        bucket.complete()
                 return
         except Exception as error:
-            log.debug("thinwire: an exchange failed", exc_info=True)  # DDP passes the sentence on, not the traceback
+            log.debug("thinwire: an exchange failed", exc_info=True)
             self._broken = error
             for bucket in buckets:
-                if not bucket.future.done():
-                    bucket.future.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is wrong
+                bucket.complete(error)
             return
         for bucket in buckets:
-            bucket.future.set_result(bucket.buffer)
+            bucket.complete()
 
     @property
     def broken(self) -> bool:
@@ -159,7 +195,23 @@ class Worker:
 
     def wait(self) -> None:
         """Return when all jobs so far are done."""
-        self._pool.submit(lambda: None).result()
+        done = threading.Event()
+        self._jobs.put(done.set)
+        done.wait()
 
     def stop(self) -> None:
-        self._pool.shutdown(wait=True)
+        """Return when all jobs so far are done and the thread has ended."""
+        self._end.detach()
+        _end(self._jobs, self._thread, None)
+
+
+def _do_all(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it knows the wire, which must not live until the next one
+
+
+def _end(jobs: "queue.SimpleQueue[Callable[[], None] | None]", thread: threading.Thread, wait_s: float | None) -> None:
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join(wait_s)

@@ -56,8 +56,10 @@ class Exchange(Generic[P]):
         compensated = time.perf_counter()
         agreed = self.compressor.measure(turn, x[:coded])  # (T,) what all ranks must agree on first
         if agreed is not None:
+            self.net.stage = "agree on scalers"
             self.net.all_reduce(agreed, largest=True)
         payload = self.compressor.compress(turn, x[:coded], agreed, self.net.rank, scout)  # what we choose to send
+        self.net.stage = "exchange frames"
         result, accepted = self.collective.mean(turn, payload, x[coded:], self.net)  # what the group really used
         exchanged = time.perf_counter()
         if turn.alarm.rings:
@@ -169,6 +171,7 @@ class DenseMean(_Stateless):
             buffer.copy_(mean)
 
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:
+        self.net.stage = "average gradients"
         if self.dtype == torch.float32:
             self.net.all_reduce(grad)
             return grad.div_(self.net.size)

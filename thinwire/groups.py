@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire.lookout import RESERVE_PERIODS, period_s
 from thinwire.transport import BystanderNet, Net, TorchNet
 
 
-def _timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | None:
+def timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | None:
     """The timeout that the user gave to the parent group; None (torch's default) where torch does not say."""
     try:
         timeout = parent._get_backend(device).options._timeout
@@ -54,10 +55,11 @@ def _global_ranks(parent: TorchNet, members: Sequence[int] | None) -> list[int]:
 
 
 def _new_group(parent: TorchNet, ranks: list[int]) -> Any:
-    options: dict[str, Any] = {
-        "backend": dist.get_backend(parent.group),
-        "timeout": _timeout_of(parent.group, parent.device),
-    }
+    timeout = timeout_of(parent.group, parent.device)
+    if timeout is not None:  # a failure is told, with the rank that is missing, within the time that the user set
+        seconds = timeout.total_seconds()
+        timeout = timedelta(seconds=seconds - RESERVE_PERIODS * period_s(seconds))
+    options: dict[str, Any] = {"backend": dist.get_backend(parent.group), "timeout": timeout}
     if parent.size == dist.get_world_size():
         return dist.new_group(ranks, **options)
     # Only some ranks of the world are here. torch then names a group by its ranks and by how many groups a process
@@ -80,6 +82,7 @@ def gather_texts(net: Net, text: str) -> list[str]:
 
 def check_agreement(net: Net, mine: dict[str, object], error: str | None) -> None:
     """Raise the same ValueError on all ranks when a rank has an error or describes something else than rank 0."""
+    net.stage = "agree on what to do"
     texts = gather_texts(net, json.dumps({"error": error, **mine}))
     everybody = [json.loads(text) for text in texts]
     for rank, theirs in enumerate(everybody):

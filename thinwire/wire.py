@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import Bucket, Router, Worker, router_of
-from thinwire.errors import DetachedError
+from thinwire.errors import DetachedError, ExchangeError, NonFiniteError
 from thinwire.gate import Gate
-from thinwire.groups import check_agreement, give_back, own_net
+from thinwire.groups import check_agreement, give_back, own_net, timeout_of
 from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, Turn, shaped_like
 from thinwire.local import average_parameters
+from thinwire.lookout import lookout_of
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator, Clock
@@ -55,6 +56,11 @@ class Wire:
         self._tracks_use = False
         self._machine_nets: list[tuple[TorchNet, tuple[int, ...]]] = []
         self._local_net, self._wire_net = self._make_nets(groups)
+        timeout = timeout_of(model.process_group, net.device)
+        self._lookout = lookout_of(net.group, timeout.total_seconds() if timeout is not None else None)
+        for watched in (self._net, self._local_net, self._wire_net):
+            if watched is not None:
+                watched.lookout = self._lookout
         self._aggregator = self._build(method)
         self._worker = Worker(net.compute_device)
         self._router: Router = router_of(model)
@@ -209,6 +215,7 @@ class Wire:
         self._router.target = None
         self._uninstall()
         self._worker.stop()
+        self._lookout.close()
 
     # ------------------------------------------------------------------------------------------------- assembling
 
@@ -274,6 +281,16 @@ class Wire:
         scale = self._gate.scale() if self._gate is not None else 1.0
 
         def work(buckets: list[Bucket]) -> None:
+            self._lookout.step = step
+            try:
+                exchange(buckets)
+            except (ExchangeError, NonFiniteError):
+                raise
+            except Exception as error:  # of this rank alone: the others would wait for it
+                self._lookout.report(error)
+                raise
+
+        def exchange(buckets: list[Bucket]) -> None:
             gradients = {
                 self._ordinals[id(p)]: g for b in buckets for p, g in zip(b.parameters, b.gradients, strict=True)
             }
@@ -291,6 +308,7 @@ class Wire:
     def _drop_unused(self, gradients: dict[int, Tensor], used: list[bool]) -> None:
         """Take out the parameters that no rank used: DDP leaves their .grad alone, so nothing may be sent for them."""
         flags = torch.tensor(used, dtype=torch.uint8, device=self._net.compute_device)
+        self._net.stage = "agree on used parameters"
         self._net.all_reduce(flags, largest=True)
         for ordinal, flag in zip(list(gradients), flags.tolist(), strict=True):
             if not flag:
@@ -407,6 +425,7 @@ class Wire:
         views = dict(zip(self._names, flat.split(sizes), strict=True))
         for name, tensor in mine.items():
             views[name].copy_(tensor.reshape(-1))
+        self._net.stage = "move what was not sent"
         self._net.all_reduce(flat)
         self._net.traffic.handed = handed  # no gradient of a step: it stays out of the compression ratio
         flat.div_(self._net.size)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import secrets
 import threading
 import time
 import weakref
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from thinwire.errors import ExchangeError
@@ -111,8 +113,13 @@ class Lookout:
         self._end()
 
 
-def lookout_of(group: dist.ProcessGroup, timeout_s: float | None) -> Lookout:
-    """A lookout on the members of a group, with a connection to its store that nobody else waits on."""
+def lookout_of(group: dist.ProcessGroup, device: torch.device, timeout_s: float | None) -> Lookout:
+    """A lookout on the members of a group, with a connection to its store that nobody else waits on.
+
+    A collective call: the ranks agree on a token, because torchrun can keep a store, with old notes, over restarts.
+    """
+    token = torch.tensor([secrets.randbits(62)], device=device)
+    dist.broadcast(token, group=group, group_src=0)
     store = dist.distributed_c10d._world.pg_map[group][1]
     store_host = None
     if isinstance(getattr(store, "_underlying_non_prefix_store", None), dist.TCPStore):
@@ -121,7 +128,7 @@ def lookout_of(group: dist.ProcessGroup, timeout_s: float | None) -> Lookout:
         store_host = None if agents else 0
     ranks = dist.get_process_group_ranks(group)
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-    return Lookout(dist.PrefixStore("thinwire", store), dist.get_rank(), ranks, timeout_s, store_host)
+    return Lookout(dist.PrefixStore(f"thinwire/{int(token):x}", store), dist.get_rank(), ranks, timeout_s, store_host)
 
 
 def reason_of(error: Exception) -> str:

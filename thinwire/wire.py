@@ -57,7 +57,7 @@ class Wire:
         self._machine_nets: list[tuple[TorchNet, tuple[int, ...]]] = []
         self._local_net, self._wire_net = self._make_nets(groups)
         timeout = timeout_of(model.process_group, net.device)
-        self._lookout = lookout_of(net.group, timeout.total_seconds() if timeout is not None else None)
+        self._lookout = lookout_of(net.group, net.device, timeout.total_seconds() if timeout is not None else None)
         for watched in (self._net, self._local_net, self._wire_net):
             if watched is not None:
                 watched.lookout = self._lookout

@@ -90,7 +90,7 @@ class Lookout:
         step, reason, answers = self.step, reason_of(error), queue.SimpleQueue[_Verdict]()
         self._jobs.put(lambda board: answers.put(board.call_the_roll(step, stage, reason, peer)))
         try:
-            verdict = answers.get(timeout=RESERVE_PERIODS * self.period_s)
+            verdict = answers.get(timeout=(RESERVE_PERIODS - 0.5) * self.period_s)
         except queue.Empty:
             suspects = (peer,) if peer is not None else self._others
             text = f"{_named(suspects)} cannot be reached, and the store cannot either: this host's own link may be cut"

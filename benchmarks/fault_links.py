@@ -1,4 +1,4 @@
-"""Cables pulled on emulated hosts, for less and for more than the process group's timeout; see faults.py cuts."""
+"""Cables pulled on emulated hosts, and hosts that are slow; see faults.py cuts and faults.py slow."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ FAILED = 7  # exit code of a worker that ends with an ExchangeError
 RUN_TIMEOUT_S = 240.0
 
 
-def worker(spec: str, timeout_s: float, pause_s: float, steps: int) -> None:
+def worker(spec: str, timeout_s: float, pause_s: float, steps: int, width: int = 200, lag_s: float = 0.0) -> None:
     """One host: train, and tell how it ended."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=timeout_s))
     torch.manual_seed(0)
-    model = DDP(nn.Sequential(nn.Linear(20, 200), nn.Tanh(), nn.Linear(200, 10)), process_group=group)
+    model = DDP(nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, 10)), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    thinwire.attach(model, optimizer, spec)
+    wire = thinwire.attach(model, optimizer, spec)
     generator = torch.Generator().manual_seed(dist.get_rank())
     print("TRAINING", flush=True)
     for step in range(steps):
@@ -51,7 +51,9 @@ def worker(spec: str, timeout_s: float, pause_s: float, steps: int) -> None:
         optimizer.step()
         if step % 5 == 0:
             print("STEP", step, flush=True)
-        time.sleep(pause_s)
+        time.sleep(pause_s + (lag_s if dist.get_rank() == HOSTS - 1 else 0.0))
+    stats = wire.stats
+    print("SLOWEST " + json.dumps([stats.slowest_rank, stats.slow_because, stats.waited_s]), flush=True)
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     print("ENDED " + hashlib.sha256(flat.numpy().tobytes()).hexdigest(), flush=True)
     dist.barrier()
@@ -94,7 +96,7 @@ class Scissors(threading.Thread):
 def train(spec: str, lengths_s: list[float | None], timeout_s: float, dice: random.Random) -> dict[str, Any]:
     """Train once with these cuts; return what happened on all hosts."""
     pause_s = PAUSE_S if lengths_s else 0.0
-    command = [sys.executable, __file__, spec, str(timeout_s), str(pause_s), str(STEPS)]
+    command = _command(spec=spec, timeout_s=timeout_s, pause_s=pause_s, steps=STEPS)
     with emulation.Cluster(HOSTS, "100mbit", grace_s=60) as cluster:
         scissors = Scissors(cluster, lengths_s, dice)
         scissors.start()
@@ -117,6 +119,29 @@ def train(spec: str, lengths_s: list[float | None], timeout_s: float, dice: rand
         ],
         "output": "" if result.exit_code in (0, FAILED) else "\n".join(host.output[-2000:] for host in result.hosts),
     }
+
+
+def _command(**options: Any) -> list[str]:
+    return [sys.executable, __file__, json.dumps(options)]
+
+
+def run_slow(methods: list[str]) -> list[dict[str, Any]]:
+    """One host with a slow link, one that computes slowly, and none: whom do the statistics name?"""
+    rows = []
+    for spec in methods:
+        for kind, faults, lag_s in (
+            ("none", [], 0.0),
+            ("link of host 1 at 5mbit", [emulation.Slow(1, emulation.parse_rate("5mbit"))], 0.0),
+            ("host 2 takes 0.2 s longer for a step", [], 0.2),
+        ):
+            command = _command(spec=spec, timeout_s=300, pause_s=0, steps=60, width=10_000, lag_s=lag_s)
+            with emulation.Cluster(HOSTS, "100mbit") as cluster:
+                result = cluster.run(command, env={"OMP_NUM_THREADS": "1"}, faults=faults, timeout_s=RUN_TIMEOUT_S)
+            lines = [line for host in result.hosts for line in host.output.splitlines() if line.startswith("SLOWEST ")]
+            told = [json.loads(line.removeprefix("SLOWEST ")) for line in lines]
+            rows.append({"fault": f"slow: {kind}", "method": spec, "exit_code": result.exit_code, "told": told})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
 def run_cuts(cuts: int, methods: list[str], seed: int) -> list[dict[str, Any]]:
@@ -168,6 +193,6 @@ def _too_long(spec: str, dice: random.Random) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    worker(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    worker(**json.loads(sys.argv[1]))
     sys.stdout.flush()
     os._exit(0)  # what follows is not what is measured here

@@ -4,6 +4,7 @@ python benchmarks/faults.py kills --kills 100     # kill -9 under torch's elasti
 python benchmarks/faults.py kills --launcher torchrun --kills 10
 python benchmarks/faults.py cuts --cuts 20        # emulated hosts, cables pulled for less and for more than the timeout
 python benchmarks/faults.py scale                 # two torchrun agents: one comes, and is killed again
+python benchmarks/faults.py slow --methods dgc:density=0.05  # a slow link, a slow host: whom do the statistics name?
 
 A restart under the command torchrun imports torch anew in every worker, which takes longer than everything else. With
 --launcher agent (the default) the same elastic agent that torchrun runs starts the workers from a fork server.
@@ -244,7 +245,7 @@ def _wait_for_world(run: Path, wanted: set[int], agents: list[subprocess.Popen[b
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("kills", "cuts", "scale"))
+    parser.add_argument("what", choices=("kills", "cuts", "scale", "slow"))
     parser.add_argument("--kills", type=int, default=100, help="kill -9 in total, shared by all methods")
     parser.add_argument("--cuts", type=int, default=20, help="cables pulled in total, a quarter of them for too long")
     parser.add_argument("--launcher", choices=("agent", "torchrun"), default="agent")
@@ -262,6 +263,8 @@ def main() -> None:
         rows = run_kills(options.launcher, options.kills, methods, options.seed, folder)
     elif options.what == "cuts":
         rows = fault_links.run_cuts(options.cuts, methods, options.seed)
+    elif options.what == "slow":
+        rows = fault_links.run_slow(methods)
     else:
         rows = run_scale(methods, folder)
     seconds, command = round(time.monotonic() - start_s), " ".join(["python", "benchmarks/faults.py", *sys.argv[1:]])

@@ -31,7 +31,7 @@ LAYERS = [
     {"memory"},
     {"protocols"},
     {"codecs", "compressors"},
-    {"local", "groups"},
+    {"local", "groups", "pace"},
     {"collectives"},
     {"exchange"},
     {"hierarchy"},

@@ -24,6 +24,10 @@ class Stats:
     compares that with a ring all-reduce in fp32. ``bytes_inside`` is the traffic inside a machine with a hierarchy.
     Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps. Seconds
     are the host's: on a GPU they do not contain kernels that are still running.
+
+    Every 50 steps the ranks compare how long they waited for each other (``waited_s``, a number a rank) and how fast
+    their links are. ``slowest_rank`` is the one that held the others up then, if one stood out, and ``slow_because``
+    says how it showed. The bytes of that are in ``bytes_sent`` and ``bytes_received`` and in no frame.
     """
 
     steps: int
@@ -37,6 +41,9 @@ class Stats:
     seconds_compressing: float
     seconds_communicating: float
     residual_norm: float
+    waited_s: tuple[float, ...] = ()
+    slowest_rank: int | None = None
+    slow_because: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -49,9 +56,10 @@ class Stats:
 
     def __str__(self) -> str:
         ratio = "nothing sent" if self.ratio is None else f"{self.ratio:.1f}x smaller than fp32"
+        slow = "" if self.slowest_rank is None else f"; rank {self.slowest_rank} is the slowest: {self.slow_because}"
         return (
             f"{self.steps} steps, sent {readable_bytes(self.bytes_sent)}, "
             f"received {readable_bytes(self.bytes_received)}, {ratio}; "
             f"{self.seconds_compensating:.2f} s compensating, {self.seconds_compressing:.2f} s compressing, "
-            f"{self.seconds_communicating:.2f} s communicating; residual norm {self.residual_norm:.4g}"
+            f"{self.seconds_communicating:.2f} s communicating; residual norm {self.residual_norm:.4g}{slow}"
         )

@@ -19,6 +19,7 @@ from thinwire.local import average_parameters
 from thinwire.lookout import lookout_of
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
+from thinwire.pace import SAMPLE_EVERY, Pacer
 from thinwire.protocols import Aggregator, Clock
 from thinwire.reshard import check_complete, reshard
 from thinwire.state import STATE_FORMAT, check_fits, check_form
@@ -45,6 +46,8 @@ class Wire:
         self._ordinals = {id(p): ordinal for ordinal, p in enumerate(self._parameters.values())}
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._step = 0
+        self._passes = 0  # backward passes that were exchanged, also those that a gate passed over
+        self._pacer = Pacer()
         self._optimizer_steps = 0
         self._dense_bytes = 0
         self._attached = True
@@ -81,6 +84,8 @@ class Wire:
         if self._attached:
             self._worker.wait()
         traffic, clock = self._wire_net.traffic, self._aggregator.clock
+        pace = self._pacer.pace
+        slowest, because = pace.slowest or (None, "")
         inside = self._local_net.traffic if self._local_net is not None else None
         return Stats(
             steps=self._step,
@@ -94,6 +99,9 @@ class Wire:
             seconds_compressing=self._spent.compressing + clock.compressing,
             seconds_communicating=traffic.seconds + (inside.seconds if inside is not None else 0.0),
             residual_norm=self._aggregator.residual_square_sum() ** 0.5,
+            waited_s=pace.waited_s,
+            slowest_rank=slowest,
+            slow_because=because,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -271,6 +279,14 @@ class Wire:
                 self._submit(buckets, self._step)
         if bucket.is_last:
             self._step += 1
+            self._passes += 1
+            if self._passes % SAMPLE_EVERY == 0 and self.method.name != "noop":
+                self._worker.submit([], self._compare_pace)
+
+    def _compare_pace(self, buckets: list[Bucket]) -> None:
+        nets = {id(net): net for net in (self._net, self._local_net, self._wire_net) if net is not None}
+        waited_s = sum(net.traffic.seconds for net in nets.values())
+        self._pacer.sample(self._net, waited_s, self._wire_net.traffic.handed, links=self._local_net is None)
 
     def _submit(self, buckets: list[Bucket], step: int) -> None:
         parameters = [p for bucket in buckets for p in bucket.parameters]

@@ -98,9 +98,15 @@ def digests(log: Path) -> set[str]:
 
 
 def end_all(process: subprocess.Popen[bytes]) -> None:
-    """kill -9 of an agent and of all that came from it."""
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """kill -9 of an agent and of all that came from it, as when a host loses power."""
+    family = [process.pid]
+    for pid in family:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGSTOP)  # so that nothing new is born meanwhile
+        family += children(pid)
+    for pid in family:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
 
 

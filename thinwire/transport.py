@@ -126,6 +126,11 @@ class TorchNet(_Counted):
         on_device = device.type == "cuda" and "nccl" in dist.get_backend(group)
         self.device = device if on_device else torch.device("cpu")
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process group still exists."""
+        return self.group in dist.distributed_c10d._world.pg_map
+
     def _call(self, work: Callable[[], Any], peer: int | None = None) -> None:
         """Do what waits for other ranks; ``peer`` is the only one of them, where it is only one."""
         if self.lookout is not None:

@@ -194,12 +194,13 @@ class Wire:
         """End compression: momentum goes back to the optimizer; returns what was not sent, as the group's mean by name.
 
         Another training step of the model then needs a new ``attach`` (or a new DDP around the module). After an
-        exchange that failed nothing is communicated any more: this rank's own momentum goes back, and {} is returned.
+        exchange that failed, or when the process group was destroyed before, nothing is communicated any more: this
+        rank's own momentum goes back, and {} is returned.
         """
         if not self._attached:
             return {}
         self._worker.wait()
-        if self._worker.out_of_step:
+        if self._worker.out_of_step or not self._net.alive:
             if self.method.takes_momentum(self._view.is_sgd):
                 self._view.take_velocity(self._velocity())
             self._leave()

@@ -1,9 +1,9 @@
 """Processes that may die, for tests of faults: a script that imports torch once and forks ranks on demand.
 
-Each line of its input is {"case": name, "ranks": n, "timeout_s": s, ...}; the other keys go to the case. Every rank is a
-fork that runs the case and then ends as an interpreter does, with atexit, finalization and its exit code. The answer is
-one line: [{"exit_code": c, "seconds": s, "out": text, "err": text}, ...] in rank order; exit code None: it hung and was
-killed.
+Each line of its input is {"case": name, "ranks": n, "timeout_s": s, ...}; the other keys go to the case. Every rank is
+a fork that runs the case and then ends as an interpreter does, with atexit, finalization and its exit code. The answer
+is one line: [{"exit_code": c, "seconds": s, "out": text, "err": text}, ...] in rank order; exit code None: it hung and
+was killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-import torch._dynamo  # noqa: F401  what the constructor of DDP imports
+import torch._dynamo  # what the constructor of DDP imports
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -58,7 +58,7 @@ def lose(rank: int, ranks: int, store: str, method: str, victim: int, how: str) 
                 if how == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if how == "hang":
-                    time.sleep(600)
+                    time.sleep(12)  # twice the timeout
                 if how == "fail":
                     wire._exchange = _fail  # an error of its own in the middle of an exchange
             _step(model, optimizer)

@@ -197,7 +197,8 @@ class Worker:
         """Return when all jobs so far are done."""
         done = threading.Event()
         self._jobs.put(done.set)
-        done.wait()
+        while not done.wait(1.0) and self._thread.is_alive():  # another thread may have stopped the worker meanwhile
+            pass
 
     def stop(self) -> None:
         """Return when all jobs so far are done and the thread has ended."""

@@ -42,9 +42,11 @@ class Bucket:
 
     def complete(self, error: Exception | None = None) -> None:
         self.error = error
+        if self.future.done():
+            return
         if error is None or self.in_backward:
             self.future.set_result(self.buffer)
-        elif not self.future.done():
+        else:
             self.future.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is wrong
 
 

@@ -25,13 +25,13 @@ PACKAGE = Path(thinwire.__file__).parent
 # From the ground up: a module may import from its own line and from the lines above it.
 LAYERS = [
     {"errors", "stats", "schedules", "timing"},
-    {"kernels"},
+    {"kernels", "lookout"},
     {"layout", "transport"},
     {"payloads"},
     {"memory"},
     {"protocols"},
     {"codecs", "compressors"},
-    {"local", "groups", "probe"},
+    {"local", "groups", "pace", "probe"},
     {"collectives"},
     {"exchange"},
     {"hierarchy"},

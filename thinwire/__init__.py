@@ -2,7 +2,7 @@
 
 from thinwire.advice import Advice, advise
 from thinwire.attach import Wire, attach
-from thinwire.errors import DetachedError, FrameError, ReplicaError
+from thinwire.errors import DetachedError, ExchangeError, FrameError, ReplicaError
 from thinwire.methods import (
     DGC,
     METHODS,
@@ -29,6 +29,7 @@ __all__ = [
     "Dense",
     "DetachedError",
     "DropRatioWarmup",
+    "ExchangeError",
     "ExponentialWarmup",
     "FrameError",
     "GTopK",

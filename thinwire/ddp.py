@@ -5,10 +5,11 @@ moment. This module has no postponed annotations: DDP compares the hook's annota
 """
 
 import logging
+import queue
+import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,17 @@ class Bucket:
     is_last: bool
     ready: Any = None  # a CUDA event after which the gradients are there
     handed_s: float = field(default_factory=time.perf_counter)  # when backward handed it over
+    in_backward: bool = False  # an error is then raised by backward() itself, and the future has a result all the same
+    error: Exception | None = None
+
+    def complete(self, error: Exception | None = None) -> None:
+        self.error = error
+        if self.future.done():
+            return
+        if error is None or self.in_backward:
+            self.future.set_result(self.buffer)
+        else:
+            self.future.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is wrong
 
 
 def _value(future: torch.futures.Future[Tensor]) -> Tensor:
@@ -55,6 +67,7 @@ class Router:
     def __init__(self) -> None:
         self.saw_forward = False  # since the last bucket; without one DDP shadows a pass of the others (Join)
         self._target: weakref.WeakMethod[Callable[[Bucket], None]] | None = None
+        self._backward: list[Bucket] = []  # of the backward pass that is running
 
     @property
     def target(self) -> Callable[[Bucket], None] | None:
@@ -74,11 +87,31 @@ class Router:
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[cuda] if cuda else None)
         ready = mark(cuda) if cuda else None
         gradients = list(buffer.split([parameter.numel() for parameter in parameters]))
-        target(Bucket(parameters, gradients, buffer, future, bucket.is_last(), ready))
-        if bucket.is_last():
+        last, in_backward = bucket.is_last(), torch._C._current_graph_task_id() != -1
+        ours = Bucket(parameters, gradients, buffer, future, last, ready, in_backward=in_backward)
+        if in_backward:
+            self._backward.append(ours)
+            if last:
+                _engine.queue_callback(self._at_the_end)
+        target(ours)
+        if last:
             self.saw_forward = False
-        # torch hands a future's exception to C++ as if it were the result; raised in a callback it arrives as an error.
+        if in_backward:
+            return future
+        # Called by DDP's Join. torch hands a future's exception to C++ as if it were the result; raised in a callback
+        # it arrives as an error.
         return future.then(_value)
+
+    def _at_the_end(self) -> None:
+        # DDP waits for its futures in a callback of this kind, which is queued behind this one. An error raised behind
+        # that keeps its type and its one sentence, and leaves DDP able to go on.
+        _engine.queue_callback(self._raise_errors)
+
+    def _raise_errors(self) -> None:
+        buckets, self._backward = self._backward, []
+        for bucket in buckets:
+            if bucket.error is not None:
+                raise bucket.error
 
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Refuse a training step of a detached model before it starts: an error inside backward would break DDP."""
@@ -88,6 +121,7 @@ class Router:
             self.saw_forward = True
 
 
+_engine = torch.autograd.Variable._execution_engine
 _routers: "weakref.WeakKeyDictionary[DistributedDataParallel, Router]" = weakref.WeakKeyDictionary()
 
 
@@ -115,11 +149,16 @@ def has_foreign_hook(model: DistributedDataParallel) -> bool:
 class Worker:
     """One thread that does jobs in the order they were given, so that collectives have the same order on every rank.
 
-    On a GPU the jobs run on a stream of their own, behind the gradients' event.
+    On a GPU the jobs run on a stream of their own, behind the gradients' event. The interpreter does not wait for the
+    thread when it ends: a job can wait for a rank that is gone, for as long as the process group's timeout.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="thinwire")
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=_do_all, args=(self._jobs,), name="thinwire", daemon=True)
+        thread.start()
+        self._end = weakref.finalize(self, _end, self._jobs, thread, 1.0)  # also when the interpreter ends
+        self._thread = thread
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._broken: Exception | None = None
         self._waited_s = 0.0
@@ -127,7 +166,7 @@ class Worker:
 
     def submit(self, buckets: list[Bucket], work: Callable[[list[Bucket]], None]) -> None:
         """Run work(buckets) behind all earlier jobs and complete the buckets' futures, with its error if it fails."""
-        self._pool.submit(self._run, buckets, work)
+        self._jobs.put(lambda: self._run(buckets, work))
 
     def _run(self, buckets: list[Bucket], work: Callable[[list[Bucket]], None]) -> None:
         try:
@@ -147,19 +186,18 @@ class Worker:
                     for bucket in filter(lambda bucket: bucket.is_last, buckets):
                         self._waited.add(bucket.ready, end)
                     for bucket in buckets:
-                        bucket.future.set_result(bucket.buffer)
+                        bucket.complete()
                 return
         except Exception as error:
-            log.debug("thinwire: an exchange failed", exc_info=True)  # DDP passes the sentence on, not the traceback
+            log.debug("thinwire: an exchange failed", exc_info=True)
             self._broken = error
             for bucket in buckets:
-                if not bucket.future.done():
-                    bucket.future.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is wrong
+                bucket.complete(error)
             return
         for bucket in buckets:
             if bucket.is_last:
                 self._waited_s += time.perf_counter() - bucket.handed_s
-            bucket.future.set_result(bucket.buffer)
+            bucket.complete()
 
     @property
     def waited_s(self) -> float:
@@ -183,7 +221,24 @@ class Worker:
 
     def wait(self) -> None:
         """Return when all jobs so far are done."""
-        self._pool.submit(lambda: None).result()
+        done = threading.Event()
+        self._jobs.put(done.set)
+        while not done.wait(1.0) and self._thread.is_alive():  # another thread may have stopped the worker meanwhile
+            pass
 
     def stop(self) -> None:
-        self._pool.shutdown(wait=True)
+        """Return when all jobs so far are done and the thread has ended."""
+        self._end.detach()
+        _end(self._jobs, self._thread, None)
+
+
+def _do_all(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it knows the wire, which must not live until the next one
+
+
+def _end(jobs: "queue.SimpleQueue[Callable[[], None] | None]", thread: threading.Thread, wait_s: float | None) -> None:
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join(wait_s)

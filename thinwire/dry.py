@@ -21,7 +21,7 @@ class DryNet:
     """Rank 0 of a group of any size in which everybody else does exactly what this rank does, and no byte moves."""
 
     def __init__(self, size: int) -> None:
-        self.rank, self.size, self.traffic = 0, size, Traffic()
+        self.rank, self.size, self.traffic, self.stage = 0, size, Traffic(), ""
 
     def to_wire(self, tensor: Tensor) -> Tensor:
         return tensor

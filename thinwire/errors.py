@@ -15,3 +15,15 @@ class DetachedError(RuntimeError):
 
 class ReplicaError(RuntimeError):
     """The ranks' parameters are no longer the same; the sentence names the parameters and the ranks."""
+
+
+class ExchangeError(RuntimeError):
+    """Other ranks could not be reached: one died, a link was cut, or the process group's timeout passed.
+
+    ``step`` and ``stage`` say what was going on, ``peers`` are the ranks that are to blame as far as it can be known.
+    The wire cannot go on: its step is half done. Start again from the last checkpoint.
+    """
+
+    def __init__(self, sentence: str, *, step: int = -1, stage: str = "", peers: tuple[int, ...] = ()) -> None:
+        super().__init__(sentence)
+        self.step, self.stage, self.peers = step, stage, peers

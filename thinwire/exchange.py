@@ -66,9 +66,11 @@ class Exchange(Generic[P]):
         compensated = time.perf_counter()
         agreed = self.compressor.measure(turn, x[:coded])  # (T,) what all ranks must agree on first
         if agreed is not None:
+            self.net.stage = "agree on scalers"
             self.net.all_reduce(agreed, largest=True)
         payload = self.compressor.compress(turn, x[:coded], agreed, self.net.rank, scout)  # what we choose to send
         tail = x[coded:].clone()  # of its own: x changes while what was accepted is still read
+        self.net.stage = "exchange frames"
         result, accepted = self.collective.mean(turn, payload, tail, self.net)  # what the group really used
         exchanged = time.perf_counter()
         if turn.alarm.flag is not None and int(turn.alarm.flag):
@@ -186,6 +188,7 @@ class DenseMean(_Stateless):
             buffer.copy_(mean)
 
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:
+        self.net.stage = "average gradients"
         if self.dtype == torch.float32:
             self.net.all_reduce(grad)
             return grad.div_(self.net.size)

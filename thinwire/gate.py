@@ -40,6 +40,7 @@ class Gate:
         """Whether all ranks' gradients are finite; if not they are all made infinite, on all ranks alike."""
         bad = first_nonfinite([gradient.to(torch.float32) for gradient in gradients]) is not None
         flag = torch.tensor([bad], dtype=torch.uint8, device=gradients[0].device)
+        net.stage = "agree that gradients are finite"
         net.all_reduce(flag, largest=True)
         if not bool(flag):
             self._drop_gradients = False  # a rank that joined early took no step since the last bad one

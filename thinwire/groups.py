@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import FrameError
+from thinwire.lookout import RESERVE_PERIODS, period_s
 from thinwire.transport import BystanderNet, Net, TorchNet
 
 
-def _timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | None:
+def timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | None:
     """The timeout that the user gave to the parent group; None (torch's default) where torch does not say."""
     try:
         timeout = parent._get_backend(device).options._timeout
@@ -55,10 +56,11 @@ def _global_ranks(parent: TorchNet, members: Sequence[int] | None) -> list[int]:
 
 
 def _new_group(parent: TorchNet, ranks: list[int]) -> Any:
-    options: dict[str, Any] = {
-        "backend": dist.get_backend(parent.group),
-        "timeout": _timeout_of(parent.group, parent.device),
-    }
+    timeout = timeout_of(parent.group, parent.device)
+    if timeout is not None:  # a failure is told, with the rank that is missing, within the time that the user set
+        seconds = timeout.total_seconds()
+        timeout = timedelta(seconds=seconds - RESERVE_PERIODS * period_s(seconds))
+    options: dict[str, Any] = {"backend": dist.get_backend(parent.group), "timeout": timeout}
     if parent.size == dist.get_world_size():
         return dist.new_group(ranks, **options)
     # Only some ranks of the world are here. torch then names a group by its ranks and by how many groups a process
@@ -97,6 +99,7 @@ def _decoded(rank: int, raw: bytes) -> str:
 
 def check_agreement(net: Net, mine: dict[str, object], error: str | None) -> None:
     """Raise the same ValueError on all ranks when a rank has an error or describes something else than rank 0."""
+    net.stage = "agree on what to do"
     texts = gather_texts(net, json.dumps({"error": error, **mine}))
     everybody = [_description(rank, text) for rank, text in enumerate(texts)]
     for rank, theirs in enumerate(everybody):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.errors import NonFiniteError
+from thinwire.errors import ExchangeError, NonFiniteError
 from thinwire.exchange import reduce_flat
 from thinwire.kernels import first_nonfinite
 from thinwire.layout import Turn
@@ -65,6 +65,7 @@ class Hierarchy:
         self.leads = local.rank == 0
 
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:
+        self.local.stage = "average inside the machine"
         self.local.all_reduce(grad)
         grad.mul_(self.weight)
         alarm: Exception | None = None
@@ -75,7 +76,7 @@ class Hierarchy:
                 # The other ranks of the machine wait for the mean: what they get tells them.
                 told = float("nan") if isinstance(error, NonFiniteError) else float("inf")
                 alarm, grad = error, torch.full_like(grad, told)
-        self.local.broadcast(grad, 0)
+        self._hand_down(grad, alarm)
         # Also on the first rank, where a method that looks at no gradient passes a nan on: all ranks end alike.
         if alarm is None and first_nonfinite([grad]) is not None:
             alarm = self._alarm(turn, failed=bool(torch.isposinf(grad).all()))
@@ -83,10 +84,19 @@ class Hierarchy:
             raise alarm
         return grad
 
+    def _hand_down(self, grad: Tensor, alarm: Exception | None) -> None:
+        self.local.stage = "hand down inside the machine"
+        try:
+            self.local.broadcast(grad, 0)
+        except ExchangeError:
+            if alarm is None:  # else the first error is the one to tell; the others have given up waiting for it
+                raise
+
     @staticmethod
     def _alarm(turn: Turn, failed: bool) -> Exception:
         if failed:
-            return RuntimeError(f"the exchange of step {turn.step} failed on this machine's first rank, which says why")
+            sentence = f"the exchange of step {turn.step} failed on this machine's first rank, which says why"
+            return ExchangeError(sentence, step=turn.step, stage="hand down inside the machine")
         return NonFiniteError(f"a gradient of this machine, or the mean, holds an inf or a nan at step {turn.step}")
 
     def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:

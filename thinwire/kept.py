@@ -92,6 +92,7 @@ class Keeper:
         views = dict(zip(self._names, flat.split(sizes), strict=True))
         for name, tensor in mine.items():
             views[name].copy_(tensor.reshape(-1))
+        self._net.stage = "move what was not sent"
         self._net.all_reduce(flat)
         self._net.traffic.handed = handed  # no gradient of a step: it stays out of the compression ratio
         flat.div_(self._net.size)

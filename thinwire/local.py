@@ -31,6 +31,7 @@ def combine(mode: str, mean: Tensor, grad: Tensor, residual: Tensor, accepted: A
 def average_parameters(parameters: Iterable[Tensor], net: Net) -> None:
     """Replace every parameter by its mean over the ranks, the same bits everywhere."""
     with torch.no_grad():
+        net.stage = "average parameters"
         kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for parameter in parameters:
             kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)

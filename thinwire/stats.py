@@ -33,6 +33,10 @@ class Stats:
     With a guard, as the last measurement found them for all ranks together (thinwire.guard): ``residual_to_gradient``,
     ``compression_error`` and ``staleness`` in steps; ``runaways`` counts the measurements that found the training
     running away. ``density`` is the one of the coming step; None where the method has none.
+
+    Every 50 steps the ranks compare how long they waited for each other (``waited_s``, a number a rank) and how fast
+    their links are. ``slowest_rank`` is the one that held the others up then, if one stood out, and ``slow_because``
+    says how it showed. The bytes of that are in ``bytes_sent`` and ``bytes_received`` and in no frame.
     """
 
     steps: int
@@ -53,6 +57,9 @@ class Stats:
     staleness: float | None = None
     runaways: int = 0
     density: float | None = None
+    waited_s: tuple[float, ...] = ()
+    slowest_rank: int | None = None
+    slow_because: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -65,10 +72,11 @@ class Stats:
 
     def __str__(self) -> str:
         ratio = "nothing sent" if self.ratio is None else f"{self.ratio:.1f}x smaller than fp32"
+        slow = "" if self.slowest_rank is None else f"; rank {self.slowest_rank} is the slowest: {self.slow_because}"
         return (
             f"{self.steps} steps, sent {readable_bytes(self.bytes_sent)}, "
             f"received {readable_bytes(self.bytes_received)}, {ratio}; "
             f"{self.seconds_compensating:.2f} s compensating, {self.seconds_compressing:.2f} s compressing, "
             f"{self.seconds_communicating:.2f} s communicating, "
-            f"{self.seconds_waiting:.2f} s waited for; residual norm {self.residual_norm:.4g}"
+            f"{self.seconds_waiting:.2f} s waited for; residual norm {self.residual_norm:.4g}{slow}"
         )

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.errors import ExchangeError
+from thinwire.lookout import Lookout, reason_of
 from thinwire.timing import DeviceSpans, mark
 
 
@@ -48,6 +50,7 @@ class Net(Protocol):
     rank: int
     size: int
     traffic: Traffic
+    stage: str  # what the next calls are for, for the error that names it
 
     def to_wire(self, tensor: Tensor) -> Tensor:
         """The tensor where the transport reads it: on the host for Gloo, pinned; the others take it as it is."""
@@ -81,6 +84,7 @@ class _Counted:
 
     def __init__(self) -> None:
         self.traffic = Traffic()
+        self.stage = "exchange"
 
     def _timed(self, work: Callable[[], Any]) -> Any:
         start = time.perf_counter()
@@ -118,8 +122,11 @@ class TorchNet(_Counted):
     """A torch.distributed process group.
 
     Gloo works on host memory: a frame that was made on a GPU crosses through pinned memory, and arrives on the host.
-    With NCCL everything stays on the device.
+    With NCCL everything stays on the device. What fails on the way becomes an ExchangeError; with a ``lookout`` it says
+    which rank is missing.
     """
+
+    lookout: Lookout | None = None
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         super().__init__()
@@ -145,6 +152,26 @@ class TorchNet(_Counted):
         finally:
             self._spans.add(begin, mark(self.device))
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process group still exists."""
+        return self.group in dist.distributed_c10d._world.pg_map
+
+    def _call(self, work: Callable[[], Any], peer: int | None = None) -> None:
+        """Do what waits for other ranks; ``peer`` is the only one of them, where it is only one."""
+        if self.lookout is not None:
+            self.lookout.begin(self.stage)
+        try:
+            self._timed(work)
+        except RuntimeError as error:
+            if self.lookout is None:
+                raise ExchangeError(f"stage '{self.stage}' failed: {reason_of(error)}", stage=self.stage) from None
+            known = dist.get_global_rank(self.group, peer) if peer is not None else None
+            raise self.lookout.explain(error, self.stage, known) from None
+        finally:
+            if self.lookout is not None:
+                self.lookout.finish()
+
     def to_wire(self, tensor: Tensor) -> Tensor:
         if tensor.device == self.device:
             return tensor.contiguous()
@@ -160,7 +187,7 @@ class TorchNet(_Counted):
         if self.size == 1:
             return [frame]
         out = torch.empty(self.size * frame.numel(), dtype=torch.uint8, device=self.device)
-        self._timed(lambda: _all_gather_single(out, frame, self.group))
+        self._call(lambda: _all_gather_single(out, frame, self.group))
         return list(out.view(self.size, -1))
 
     def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
@@ -172,7 +199,7 @@ class TorchNet(_Counted):
         if self.size == 1:
             return [outgoing]
         incoming = torch.empty(sum(nbytes), dtype=torch.uint8, device=self.device)
-        self._timed(lambda: dist.all_to_all_single(incoming, outgoing, list(nbytes), sizes, group=self.group))
+        self._call(lambda: dist.all_to_all_single(incoming, outgoing, list(nbytes), sizes, group=self.group))
         return list(incoming.split(list(nbytes)))
 
     def _all_to_all_in_rounds(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
@@ -194,7 +221,7 @@ class TorchNet(_Counted):
 
     def _point_to_point(self, *operations: tuple[Callable[..., Any], Tensor, int]) -> None:
         batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in operations]
-        self._timed(lambda: [work.wait() for work in dist.batch_isend_irecv(batch)])
+        self._call(lambda: [work.wait() for work in dist.batch_isend_irecv(batch)], peer=operations[0][2])
 
     def swap(self, peer: int, frame: Tensor) -> Tensor:
         self.traffic.count(frame.numel(), frame.numel(), frame.numel())
@@ -218,7 +245,7 @@ class TorchNet(_Counted):
         if self.size == 1:
             return
         wire = self.to_wire(tensor)
-        self._timed(lambda: dist.broadcast(wire, group=self.group, group_src=root))
+        self._call(lambda: dist.broadcast(wire, group=self.group, group_src=root))
         if wire is not tensor:
             tensor.copy_(wire)
 
@@ -228,7 +255,7 @@ class TorchNet(_Counted):
             return
         op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
         wire = self.to_wire(tensor)
-        self._timed(lambda: dist.all_reduce(wire, op=op, group=self.group))
+        self._call(lambda: dist.all_reduce(wire, op=op, group=self.group))
         if wire is not tensor:
             tensor.copy_(wire)
 

@@ -12,17 +12,19 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import Bucket, Router, Worker, router_of
-from thinwire.errors import DetachedError
+from thinwire.errors import DetachedError, ExchangeError, NonFiniteError
 from thinwire.exchange import Exchange
 from thinwire.gate import Gate
-from thinwire.groups import check_agreement, give_back, own_net
+from thinwire.groups import check_agreement, give_back, own_net, timeout_of
 from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, Probe, Turn, shaped_like
 from thinwire.local import average_parameters
+from thinwire.lookout import lookout_of
 from thinwire.merging import Merger
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
+from thinwire.pace import SAMPLE_EVERY, Pacer
 from thinwire.protocols import Aggregator, Clock
 from thinwire.saving import Saver
 from thinwire.stats import Stats
@@ -52,6 +54,8 @@ class Wire(Saver):
         self._ordinals = {id(p): ordinal for ordinal, p in enumerate(self._parameters.values())}
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._step = 0
+        self._passes = 0  # backward passes that were exchanged, also those that a gate passed over
+        self._pacer = Pacer()
         self._optimizer_steps = 0
         self._dense_bytes = 0
         self._attached = True
@@ -63,6 +67,11 @@ class Wire(Saver):
         self._tracks_use = False
         self._machine_nets: list[tuple[TorchNet, tuple[int, ...]]] = []
         self._local_net, self._wire_net = self._make_nets(groups)
+        timeout = timeout_of(model.process_group, net.device)
+        self._lookout = lookout_of(net.group, net.device, timeout.total_seconds() if timeout is not None else None)
+        for watched in (self._net, self._local_net, self._wire_net):
+            if watched is not None:
+                watched.lookout = self._lookout
         self._aggregator = self._build(method)
         self._merger = self._make_merger()
         self._worker = Worker(net.compute_device)
@@ -93,6 +102,8 @@ class Wire(Saver):
         if self._attached:
             self._worker.wait()
         traffic, clock = self._wire_net.traffic, self._aggregator.clock
+        pace = self._pacer.pace
+        slowest, because = pace.slowest or (None, "")
         inside = self._local_net.traffic if self._local_net is not None else None
         communicating = self._wire_net.seconds + (self._local_net.seconds if self._local_net is not None else 0.0)
         compensating, compressing = (
@@ -122,6 +133,9 @@ class Wire(Saver):
             staleness=health.staleness if health is not None else None,
             runaways=self._guard.runaways if self._guard is not None else 0,
             density=self._density(),
+            waited_s=pace.waited_s,
+            slowest_rank=slowest,
+            slow_because=because,
         )
 
     def switch(self, method: Method | str) -> None:
@@ -175,12 +189,13 @@ class Wire(Saver):
         """End compression: momentum goes back to the optimizer; returns what was not sent, as the group's mean by name.
 
         Another training step of the model then needs a new ``attach`` (or a new DDP around the module). After an
-        exchange that failed nothing is communicated any more: this rank's own momentum goes back, and {} is returned.
+        exchange that failed, or when the process group was destroyed before, nothing is communicated any more: this
+        rank's own momentum goes back, and {} is returned.
         """
         if not self._attached:
             return {}
         self._worker.wait()
-        if self._worker.out_of_step:
+        if self._worker.out_of_step or not self._net.alive:
             if self.method.takes_momentum(self._view.is_sgd):
                 self._view.take_velocity(self._velocity())
             self._leave()
@@ -219,6 +234,7 @@ class Wire(Saver):
         self._router.target = None
         self._uninstall()
         self._worker.stop()
+        self._lookout.close()
 
     # ------------------------------------------------------------------------------------------------- assembling
 
@@ -306,6 +322,14 @@ class Wire(Saver):
             self._submit(buckets, self._step)
         if bucket.is_last:
             self._step += 1
+            self._passes += 1
+            if self._passes % SAMPLE_EVERY == 0 and self.method.name != "noop":
+                self._worker.submit([], self._compare_pace)
+
+    def _compare_pace(self, buckets: list[Bucket]) -> None:
+        nets = {id(net): net for net in (self._net, self._local_net, self._wire_net) if net is not None}
+        waited_s = sum(net.traffic.seconds for net in nets.values())
+        self._pacer.sample(self._net, waited_s, self._wire_net.traffic.handed, links=self._local_net is None)
 
     def _submit(self, buckets: list[Bucket], step: int) -> None:
         parameters = [p for bucket in buckets for p in bucket.parameters]
@@ -319,6 +343,16 @@ class Wire(Saver):
         is_last, shadows = buckets[-1].is_last, self._shadows
 
         def work(buckets: list[Bucket]) -> None:
+            self._lookout.step = step
+            try:
+                exchange(buckets)
+            except (ExchangeError, NonFiniteError):
+                raise
+            except Exception as error:  # of this rank alone: the others would wait for it
+                self._lookout.report(error)
+                raise
+
+        def exchange(buckets: list[Bucket]) -> None:
             gradients = {
                 self._ordinals[id(p)]: g for b in buckets for p, g in zip(b.parameters, b.gradients, strict=True)
             }
@@ -340,6 +374,7 @@ class Wire(Saver):
     def _drop_unused(self, gradients: dict[int, Tensor], used: list[bool]) -> None:
         """Take out the parameters that no rank used: DDP leaves their .grad alone, so nothing may be sent for them."""
         flags = torch.tensor(used, dtype=torch.uint8, device=self._net.compute_device)
+        self._net.stage = "agree on used parameters"
         self._net.all_reduce(flags, largest=True)
         for ordinal, flag in zip(list(gradients), flags.tolist(), strict=True):
             if not flag:

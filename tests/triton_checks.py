@@ -229,9 +229,11 @@ def test_blockwise_signs(runs: tuple[tuple[int, int], ...]) -> None:
     bits, scales = gpu.blockwise_sign(x, runs)
     assert torch.equal(bits, reference.pack_bits(plain_bits))
     torch.testing.assert_close(scales, plain_scales, rtol=1e-6, atol=0)
-    plain = out.clone()
+    plain, unpacked = out.clone(), out.clone()
+    gpu.add_signs(unpacked, plain_bits, scales, runs, -1.0)
     gpu.add_signs(out, bits, scales, runs, -1.0)
     reference.add_signs(plain, plain_bits, plain_scales, runs, -1.0)
+    assert torch.equal(out, unpacked)
     torch.testing.assert_close(out, plain, rtol=1e-6, atol=1e-6)
 
 

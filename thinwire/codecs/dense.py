@@ -7,7 +7,7 @@ from torch import Tensor
 
 from thinwire.codecs.frame import Header, as_bytes, build, frame_size, open_frame
 from thinwire.errors import FrameError
-from thinwire.kernels import Runs, pack_uints, unpack_bits, unpack_uints
+from thinwire.kernels import Runs, pack_uints, unpack_uints
 from thinwire.layout import Turn
 from thinwire.payloads import Signs, Ternary
 
@@ -56,9 +56,9 @@ class SignsCodec:
         _check_count(origin, header.count, num_scales)
         tail_values = body.take_floats(tail, "dense tail")
         scales = body.take_floats(num_scales, "scales")
-        negative = unpack_bits(body.take(-(-numel // 8), "sign bits"), numel)
+        packed = body.take(-(-numel // 8), "sign bits")
         body.finish()
-        return Signs(negative, scales, blocks), tail_values
+        return Signs(packed, scales, blocks), tail_values
 
 
 class TernaryCodec:

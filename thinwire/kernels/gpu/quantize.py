@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinwire.kernels.gpu.sparse_frames import mix
 from thinwire.kernels.gpu.tables import TILE, cached, pointers, tiles_of
-from thinwire.kernels.reference import Runs, Segments, stream_salt
+from thinwire.kernels.reference import Runs, Segments, pack_bits, stream_salt
 
 _TRIT_WARPS = 4
 _BITE = 512
@@ -393,7 +393,8 @@ def _add_signs(
             tl.store(out + i, value, mask=inside)
 
 
-def add_signs(out: Tensor, packed: Tensor, scales: Tensor, runs: Runs, factor: float) -> None:
+def add_signs(out: Tensor, bits: Tensor, scales: Tensor, runs: Runs, factor: float) -> None:
+    packed = pack_bits(bits) if bits.dtype == torch.bool else bits
     cuts = _cuts_of_runs(runs, out.device)
     if cuts.num_tiles:
         _add_signs[(cuts.num_tiles,)](

@@ -185,12 +185,15 @@ def test_a_frame_over_its_budget_is_left_unfinished() -> None:
     assert fits == (kept.indices.numel() == count)
 
 
-@pytest.mark.parametrize("memory", [MomentumCorrection(masking=True), ErrorFeedback()])
-def test_steps_from_gradient_to_frame(memory: MomentumCorrection | ErrorFeedback) -> None:
+@pytest.mark.parametrize(
+    ("memory", "density"), [(MomentumCorrection(masking=True), 0.02), (ErrorFeedback(), 0.02), (ErrorFeedback(), 0.3)]
+)
+def test_steps_from_gradient_to_frame(memory: MomentumCorrection | ErrorFeedback, density: float) -> None:
     """The boxes put together as the engine does it: what is decoded is exactly the top-k of what the memory holds."""
     numels = (6000, 50, 900)
     layout = Layout.of([(f"p{place}", place, numel, place < 2) for place, numel in enumerate(numels)])
-    compressor, codec = TopK(0.02), SparseCodec()
+    compressor, codec = TopK(density), SparseCodec()
+    k = round(density * 6000)
     for step in range(3):
         turn = Turn(layout, step, tuple(Hyper(lr=0.1, momentum=0.9) for _ in numels))
         turn.alarm.flag = torch.zeros(1, dtype=torch.int32, device=DEVICE)
@@ -198,8 +201,8 @@ def test_steps_from_gradient_to_frame(memory: MomentumCorrection | ErrorFeedback
         assert scout is not None
         x = memory.compensate(turn, [noise(numel, step + place) for place, numel in enumerate(numels)], scout)
         payload = compressor.compress(turn, x[:6050], None, 0, scout)
-        assert torch.equal(payload.indices[:120], reference.select_topk(x[:6000], 120))
-        frame = codec.encode(turn, payload, x[6050:])
+        assert torch.equal(payload.indices[:k], reference.select_topk(x[:6000], k))
+        frame = codec.encode_finished(turn, payload, x[6050:])
         decoded, tail = codec.decode(turn, frame, 6050, payload.capacity, 900, DEVICE, "here")
         assert torch.equal(decoded.indices, payload.indices) and torch.equal(decoded.values, payload.values)
         assert torch.equal(tail, x[6050:])

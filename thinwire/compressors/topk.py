@@ -13,7 +13,8 @@ from thinwire.memory import Scout
 from thinwire.payloads import Sparse
 from thinwire.schedules import Schedule
 
-_SEARCHED_DENSITY = 0.05
+_SEARCHED_DENSITY = 0.05  # beyond it the search's lists would need a good part of the gradient's memory,
+_SMALL_LAYOUT = 1 << 22  # which does not matter where that is small
 
 
 def entries_kept(density: float, numel: int) -> int:
@@ -93,7 +94,8 @@ class TopK:
     def _device_scout(self, turn: Turn, device: torch.device) -> Scout | None:
         """A search that keeps its thresholds on the device; none where so many are wanted that it would not help."""
         layout, density = turn.layout, self.density(turn.step)
-        if density > _SEARCHED_DENSITY or layout.numel >= 1 << 31 or not layout.coded:
+        too_much = density > _SEARCHED_DENSITY and layout.numel > _SMALL_LAYOUT
+        if too_much or layout.numel >= 1 << 31 or not layout.coded:
             return None
         wanted = tuple(entries_kept(density, span.stop - span.start) for _, span in self.scopes(layout))
         known = self._searches.get(layout)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from thinwire.recipes import RECIPES, Recipe
+
 WORDS = ("the", "a", "dog", "man", "woman", "runs", "sits", "on", "in", "grass", "house", "red", "blue", "two", "big")
 GERMAN = ("der", "ein", "Hund", "Mann", "Frau", "läuft", "sitzt", "auf", "im", "Gras", "Haus", "rot", "blau", "zwei")
 SPOKEN = ("YES", "GO", "STOP", "ENTER", "ONE", "TWO", "THREE", "RUBOUT", "HELP", "ERASE")
@@ -68,3 +70,10 @@ def an4(folder: Path, rng: np.random.Generator) -> None:
     parts = ["train"] * 24 + ["test"] * 7
     rows = (f"{part}\tan{n}\t{' '.join(rng.choice(SPOKEN, 2))}\n" for n, part in enumerate(parts))
     (folder / "transcripts.tsv").write_text("".join(rows), encoding="utf-8")
+
+
+def small(name: str, folder: Path, batch_size: int = 8) -> Recipe:
+    """The recipe on the small folder, with a batch that fits it."""
+    recipe = RECIPES[name](folder)
+    recipe.set("batch_size", str(batch_size))
+    return recipe

@@ -17,6 +17,7 @@ from thinwire.recipes.sharing import epoch_generator, part_of_batch, seed_dropou
 NGRAMS = 4
 TEST_BATCH = 256
 MAX_PIECES = 100  # of a sentence; what is longer is cut
+MORE_PIECES = 20  # a translation may be so much longer than its source
 LABEL_SMOOTHING = 0.1
 
 
@@ -93,8 +94,11 @@ class TranslationRecipe(Recipe):
 
     def score(self, model: nn.Module, batch: Batch) -> tuple[float, ...]:
         source, chosen = batch
-        numbers = greedy(model, source, max_length=source.shape[1] + 20)
-        sentences = [self.subwords.decode(row) for row in numbers.tolist()]
+        numbers = greedy(model, source, max_length=source.shape[1] + MORE_PIECES)
+        limits = (source != PAD).sum(dim=1) + MORE_PIECES  # a sentence's own, whoever it shares the batch with
+        sentences = [
+            self.subwords.decode(row[:limit]) for row, limit in zip(numbers.tolist(), limits.tolist(), strict=True)
+        ]
         return bleu_counts(sentences, [self.references[number] for number in chosen.tolist()])
 
     def judge(self, *totals: float) -> float:

@@ -379,12 +379,12 @@ def homes() -> list[ModuleType]:
 @contextmanager
 def home(module: ModuleType) -> Iterator[None]:
     """All host kernels from this home."""
-    before = kernels._host_kernels
-    kernels._host_kernels = lambda: module  # type: ignore[assignment]
+    before = kernels._kernels
+    kernels._kernels = lambda device_type: module  # type: ignore[assignment]
     try:
         yield
     finally:
-        kernels._host_kernels = before
+        kernels._kernels = before
 
 
 @dataclass

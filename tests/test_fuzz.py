@@ -18,7 +18,7 @@ import fuzz_frames
 
 from thinwire.codecs import frame as frame_module
 from thinwire.errors import FrameError
-from thinwire.kernels import checksum, cpu, reference
+from thinwire.kernels import checksum_around, cpu, reference
 
 SEED = 20240
 KINDS = {
@@ -81,11 +81,11 @@ def test_the_fuzzers_checksum_is_the_engines() -> None:
 def test_memory_that_is_not_aligned_never_reaches_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor over somebody else's memory may start anywhere: UBSan found native loads of whole words from there."""
 
-    def aligned(words: Tensor, start: int = 0) -> Tensor:
+    def aligned(words: Tensor, hole: int) -> Tensor:
         assert words.data_ptr() % 4 == 0
-        return checksum(words, start)
+        return checksum_around(words, hole)
 
-    monkeypatch.setattr(frame_module, "checksum", aligned)
+    monkeypatch.setattr(frame_module, "checksum_around", aligned)
     for target in fuzz_frames.make_targets():
         good = np.frombuffer(target.seeds[-1], dtype=np.uint8)
         for shift in range(4):
@@ -122,4 +122,6 @@ def test_nothing_in_the_package_unpickles() -> None:
             elif isinstance(node, ast.ImportFrom):
                 assert (node.module or "").split(".")[0] not in modules, f"{path}:{node.lineno}"
             elif isinstance(node, ast.Call):
-                assert not calls.fullmatch(ast.unparse(node.func)), f"{path}:{node.lineno}"
+                # A user's own checkpoint file is read as tensors and plain values only.
+                safe = ast.unparse(node.func) == "torch.load" and "weights_only=True" in ast.unparse(node)
+                assert safe or not calls.fullmatch(ast.unparse(node.func)), f"{path}:{node.lineno}"

@@ -57,8 +57,9 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def what_was_learned(run: Path) -> list[tuple[Any, ...]]:
-    """All that must not depend on where a run was interrupted: everything but times."""
-    keys = ("kind", "spec", "epoch", "step", "loss", "metric", "lr", "bytes_sent", "ratio")
+    """All that must not depend on where a run was interrupted: everything but times, and bytes, because measured times
+    decide which buckets travel together."""
+    keys = ("kind", "spec", "epoch", "step", "loss", "metric", "lr")
     return [tuple(row.get(key) for key in keys) for row in metrics(run)]
 
 
@@ -124,8 +125,10 @@ def test_interrupted_and_resumed_is_uninterrupted(whole: Path, tmp_path: Path) -
 
     assert what_was_learned(run) == what_was_learned(whole)
     ours, theirs = (json.loads((folder / "summary.json").read_text())["runs"] for folder in (run, whole))
-    for key in ("spec", "metric", "loss", "steps", "bytes_sent", "bytes_sent_max", "ratio", "link_ratio"):
+    for key in ("spec", "metric", "loss", "steps"):
         assert [row[key] for row in ours] == [row[key] for row in theirs]
+    for key in ("bytes_sent", "bytes_sent_max", "ratio", "link_ratio"):
+        assert [row[key] for row in ours] == pytest.approx([row[key] for row in theirs], rel=0.2)
     assert sorted(p.name for p in run.iterdir()) == ["config.json", "metrics.jsonl", "summary.json"]
     assert len(json.loads((run / "config.json").read_text())["resumed"]) == 3
 

@@ -104,7 +104,7 @@ def test_auto_reads_local_world_size(monkeypatch: pytest.MonkeyPatch, cluster: C
 
 @pytest.mark.parametrize("value", [
     0, -1, 4, True, 2.5, "three", "", [], [[]], [[], [0, 1, 2]], [0, 1, 2], [[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2, 3]],
-    [[0, "a", 2]], [["x"]], [[0, None, 2]], {"a": 1}, object(),
+    [[0, "a", 2]], [["x"]], [[0, None, 2]], {"a": 1}, pytest.param(object(), id="an object"),
 ], ids=repr)  # fmt: skip
 def test_values_that_make_no_sense_are_refused_in_a_sentence(value: object) -> None:
     text = workers.sentence_of(ValueError, lambda: machine_groups(value, 3))

@@ -379,6 +379,7 @@ class LocalClipping:
         parts = as_parts(turn.layout, grad)
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
         factor = (self.threshold / (norm + 1e-6)).clamp(max=1.0)
+        factor = torch.where(torch.isnan(factor), 1.0, factor)  # the nan is found where it is, and not everywhere
         for part in parts:
             part.mul_(factor)
         x: Tensor = self.inner.compensate(turn, parts, scout)

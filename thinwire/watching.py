@@ -13,16 +13,17 @@ from thinwire.replicas import check_replicas
 class Watcher(Keeper):
     """The part of a wire that watches."""
 
-    _check_every: int | None  # optimizer steps between two checks of the replicas
-    _checked: int  # optimizer steps at the last one
+    _check_every: int | None  # steps between two checks of the replicas
+    _checked: int  # passes at the last one
+    _passes: int  # backward passes that were exchanged: the same on all ranks, also when one of them took no step
 
     def _check_replicas(self, equal: bool) -> None:
         """Every so many steps, where they should be ``equal`` at all: replicas that drift are after an averaging."""
-        if self._check_every is None or not equal or self._optimizer_steps - self._checked < self._check_every:
+        if self._check_every is None or not equal or self._passes - self._checked < self._check_every:
             return
         if self.model._join_config.enable:
             return  # ranks that ran out of inputs take no steps until DDP gives them the others' model
-        self._checked = self._optimizer_steps
+        self._checked = self._passes
         self._worker.wait()
         handed = self._net.traffic.handed
         ignored: set[str] = getattr(self.model, "parameters_to_ignore", set())

@@ -47,7 +47,7 @@ class Wire(Saver):
     ) -> None:
         self.model, self.method, self._gate, self._guard = model, method, gate, guard
         self._check_every = check_replicas_every
-        self._checked = 0  # optimizer steps at the last check of the replicas
+        self._checked = 0  # passes at the last check of the replicas
         self._view, self._net, self._groups = view, net, groups
         self._parameters = view.parameters  # name -> parameter, in the model's order
         self._names = list(self._parameters)
@@ -323,7 +323,9 @@ class Wire(Saver):
         if bucket.is_last:
             self._step += 1
             self._passes += 1
-            if self._passes % SAMPLE_EVERY == 0 and self.method.name != "noop":
+            # With NCCL the host does not wait inside a collective, so it has nothing to compare.
+            waits = self._net.device.type == "cpu" and self.method.name != "noop"
+            if waits and self._passes % SAMPLE_EVERY == 0:
                 self._worker.submit([], self._compare_pace)
 
     def _compare_pace(self, buckets: list[Bucket]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -70,7 +71,8 @@ def pack_header(header: Header, body_nbytes: int) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _header_on_device(header: Header, body_nbytes: int, device: torch.device) -> Tensor:  # -> (36,) uint8
+def _header_on_device(header: Header, body_nbytes: int, device: torch.device, thread: int) -> Tensor:  # (36,) uint8
+    # A thread has its own: it copies on its own stream, and another one's would not wait for that.
     packed = torch.frombuffer(bytearray(pack_header(header, body_nbytes)), dtype=torch.uint8)
     return packed.pin_memory().to(device, non_blocking=True)
 
@@ -94,7 +96,7 @@ def build(
     if device.type == "cpu":
         frame[:HEADER_NBYTES] = torch.frombuffer(bytearray(pack_header(header, body)), dtype=torch.uint8)
     else:  # all but the step is the same at every step, and lies on the device already
-        frame[:HEADER_NBYTES] = _header_on_device(replace(header, step=0), body, device)
+        frame[:HEADER_NBYTES] = _header_on_device(replace(header, step=0), body, device, threading.get_ident())
         step = header.step & 0xFFFFFFFF
         frame[_STEP_AT : _STEP_AT + 4].view(torch.int32).fill_(step - (1 << 32) if step >= 1 << 31 else step)
     if flag is not None:

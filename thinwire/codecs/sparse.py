@@ -36,6 +36,7 @@ from thinwire.kernels import RiceStream, encode_rice_frame, on_gpu, rice_indices
 from thinwire.layout import Turn
 from thinwire.payloads import Sparse
 
+_DEVICE_ENTRIES = 1 << 18  # a GPU's programs each add up all blocks before theirs: not for warm-ups of large models
 _VALUE_NAMES = {code: name for name, code in VALUE_CODES.items()}
 _INDEX_NAMES = {code: name for name, code in INDEX_CODES.items()}
 
@@ -67,7 +68,8 @@ class SparseCodec:
         indices, values, numel, k = payload.indices, payload.values, payload.numel, payload.capacity
         assert indices.numel() <= k, "a payload of more entries than its capacity"
         budget = index_budget(self.indices, numel, k)
-        if not within_budget and self.indices == "rice" and indices.numel() and on_gpu(values.device):
+        on_device = self.indices == "rice" and 0 < indices.numel() <= _DEVICE_ENTRIES and on_gpu(values.device)
+        if on_device and not within_budget:
             return self._encode_on_device(turn, payload, tail, budget)
         while excess := excess_entries(self.indices, indices, numel, budget):
             order = torch.sort(values.abs(), stable=True, descending=True).indices

@@ -104,6 +104,9 @@ class TopK:
             scope_of = coded + [-1] * (len(layout.segments) - len(layout.coded))
             starts = [segment.start for segment in layout.segments]
             numels = [segment.numel for segment in layout.segments]
+            names = {segment.name for segment in layout.segments}
+            for other in [one for one in self._searches if not names.isdisjoint(s.name for s in one.segments)]:
+                del self._searches[other]  # DDP has rebuilt its buckets: that one is not used again
             known = self._searches[layout] = (wanted, search(starts, numels, scope_of, wanted, device))
         return Scout(known[1], 0, flag=known[1].flag)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import shutil
 from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
@@ -62,8 +63,14 @@ def _why_no_gpu() -> str | None:
     """Why the Triton kernels cannot be used; None where they can."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if not torch.cuda.is_available():
         return "torch sees no CUDA device"
+    if torch.cuda.get_device_capability() < (7, 0):
+        return "Triton needs a GPU of compute capability 7.0 or more"
+    if not any(shutil.which(name) for name in (os.environ.get("CC", "gcc"), "clang", "cc")):
+        return "Triton needs a C compiler, such as gcc"
     return None
 
 
@@ -103,8 +110,15 @@ def on_gpu(device: torch.device) -> bool:
     return home_name(device) == "triton"
 
 
-def _home(tensor: Tensor) -> Any:
-    return _kernels(tensor.device.type)
+def _home(tensor: Tensor, numel: int | None = None) -> Any:
+    """The home of a vector of ``numel`` elements, of the tensor's own unless told."""
+    home = _kernels(tensor.device.type)
+    fits = home is cpu or (tensor.numel() if numel is None else numel) < 1 << 31  # Triton's kernels count with 32 bits
+    return home if fits else reference
+
+
+def _total(parts: Sequence[Tensor]) -> int:
+    return sum(part.numel() for part in parts)
 
 
 def select_topk(x: Tensor, k: int) -> Tensor:
@@ -190,13 +204,13 @@ def scatter_add(
 
 
 def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    return _home(parts[0]).moments(parts) if parts else reference.moments(parts)
+    return _home(parts[0], _total(parts)).moments(parts) if parts else reference.moments(parts)
 
 
 def ternarize_packed(
     parts: Sequence[Tensor], scales: Tensor, keys: Sequence[int], limits: Tensor | None = None
 ) -> Tensor:
-    return _home(scales).ternarize_packed(parts, scales, keys, limits)
+    return _home(scales, _total(parts)).ternarize_packed(parts, scales, keys, limits)
 
 
 def gather_trits(packed: Tensor, spans: Sequence[slice]) -> Tensor:

@@ -172,14 +172,15 @@ def encode_rice_frame(
     smallest = max(0, best - 2)
     tried, num_blocks = best + 3 - smallest, max(1, -(-count // _BLOCK))
     tensors = (tail, indices, values) if flag is None else (tail, indices, values, flag)
-    key = (nbytes, fields[:_STEP_WORD], coding, best, budget_nbytes, *((t.data_ptr(), t.numel()) for t in tensors))
     header = _header(tuple(map(_signed, fields[:_STEP_WORD])), fields[_STEP_WORD + 1], device)
+    addresses = [(t.data_ptr(), t.numel()) for t in (header, *tensors)]
+    key = (nbytes, coding, best, budget_nbytes, *addresses)
     header[_STEP_WORD : _STEP_WORD + 1].fill_(_signed(fields[_STEP_WORD]))
 
     def launch() -> Tensor:
         return _launch(header, nbytes, tail, indices, values, coding, smallest, tried, num_blocks, budget_nbytes, flag)
 
-    frame, overwritten = _recorder(device).run(key, launch)
+    frame, overwritten = _recorder(device).run(key, launch, header)
     return frame.clone() if overwritten else frame
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -18,9 +19,16 @@ def upload(rows: Sequence[float], dtype: torch.dtype, device: torch.device) -> T
     return host.to(device) if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
-@lru_cache(maxsize=1024)
 def cached(rows: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same for tables that seldom change: pointers of DDP's buckets, momentum, decay."""
+    """The same for tables that seldom change: pointers of DDP's buckets, momentum, decay.
+
+    Every thread has its own: it copies on its own stream, and another one's would not wait for that.
+    """
+    return _cached(rows, dtype, device, threading.get_ident())
+
+
+@lru_cache(maxsize=4096)
+def _cached(rows: tuple[float, ...], dtype: torch.dtype, device: torch.device, thread: int) -> Tensor:
     return upload(rows, dtype, device)
 
 

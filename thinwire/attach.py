@@ -50,11 +50,11 @@ def attach(
 
     A gradient that holds an inf or a nan never enters a residual. ``on_nonfinite="raise"`` stops all ranks with an
     error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP does). The rank with the bad gradient then has its
-    memory as it was; the others learn of it from the frames, when their own gradients of that step have entered theirs,
-    so go on from a checkpoint. "skip" passes over the whole step on all ranks and leaves every memory as it was. With
-    mixed precision give the ``torch.amp.GradScaler`` as ``scaler``: it then sees the infinity on every rank and lowers
-    its scale, and gradients are unscaled before they meet a residual. "skip" and ``scaler`` exchange after the whole
-    backward pass instead of bucket by bucket.
+    memory as it was (on a GPU: with that step's finite elements in it); the others learn of it from the frames, when
+    their own gradients of that step have entered theirs, so go on from a checkpoint. "skip" passes over the whole step
+    on all ranks and leaves every memory as it was. With mixed precision give the ``torch.amp.GradScaler`` as
+    ``scaler``: it then sees the infinity on every rank and lowers its scale, and gradients are unscaled before they
+    meet a residual. "skip" and ``scaler`` exchange after the whole backward pass instead of bucket by bucket.
 
     ``guard="warn"`` measures every ``guard_every`` steps how much is kept back and for how long (``wire.stats``) and
     warns when the training runs away; "densify" then also raises the density by a factor of 4, on all ranks at the same

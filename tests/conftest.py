@@ -12,7 +12,6 @@ sys.path[:0] = [p for p in (str(Path(__file__).parent), str(Path(__file__).paren
 
 from cluster import Cluster  # noqa: E402
 
-
 _LONGEST = ("test_train.py", "test_train_more.py", "test_faults.py", "test_oracles.py", "test_conservation.py")
 
 

@@ -24,7 +24,7 @@ train: $(STAMP)  ## train 4 local workers with DGC beside dense on the digits sh
 
 test: lint  ## everything CI runs: ruff, mypy, pytest
 	@echo "== pytest"
-	@$(BIN)/pytest -q --durations=10 -n 2 --dist loadfile
+	@$(BIN)/pytest -q --durations=10 -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## ruff and mypy
 	@echo "== ruff"

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path[:0] = [p for p in (str(Path(__file__).parent), str(Path(__file__).parents[1])) if p not in sys.path]
 
+import data_folders  # noqa: E402
 from cluster import Cluster  # noqa: E402
 
 _LONGEST = ("test_train.py", "test_train_more.py", "test_faults.py", "test_oracles.py", "test_conservation.py")
@@ -26,3 +28,18 @@ def cluster() -> Iterator[Cluster]:
     pool = Cluster()
     yield pool
     pool.stop()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small models: more threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tiny data sets in the public formats."""
+    return data_folders.write_all(tmp_path_factory.mktemp("data"))

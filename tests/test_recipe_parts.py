@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import data_folders
 import pytest
 import torch
 from data_folders import small
@@ -25,19 +23,7 @@ from thinwire.recipes.models.transformer_lm import TransformerLanguageModel
 from thinwire.recipes.models.vgg_cifar import vgg16
 from thinwire.recipes.translation import bleu, bleu_counts
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small models: more threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return data_folders.write_all(tmp_path_factory.mktemp("data"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # ---- models

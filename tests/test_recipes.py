@@ -30,18 +30,7 @@ NEED_DATA = [name for name, recipe in RECIPES.items() if recipe.needs_data]
 LARGE = ("ptb-lstm-1500", "cifar10-resnet110", "cifar10-vgg16")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small models: more threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return data_folders.write_all(tmp_path_factory.mktemp("data"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def samples(batches: Iterator[tuple[Tensor, ...]], count: int) -> list[list[list[float]]]:

@@ -65,6 +65,7 @@ def make(oracle: ModuleType, method: str, rows: list[tuple], extra: list[tuple])
 ALL = {"density": 0.3, "dense_below": 0}  # k = 16, 3, 14, 2
 EXACT = {"density": 1.0, "dense_below": 0, "factor_masking": False}
 SOME = {"density": 0.1, "dense_below": 50}  # hidden.weight: k = 5; the others travel dense
+CLIPPED = {"density": 0.1, "clip_norm": 0.5}
 CASES = [
     *make(dgc, "DGC", [
         ("plain", HEAVY, ALL),
@@ -97,6 +98,8 @@ CASES = [
     ], [
         ("adam", Adam(), {"density": 0.1}),
         ("density 1", HEAVY, {"density": 1.0}),
+        ("clip", DECAY, CLIPPED),
+        ("clip, correction, exclude", DECAY, {**CLIPPED, "momentum_correction": True, "exclude": ("out.*",)}),
     ]),
     *make(terngrad, "TernGrad", [
         ("default", HEAVY, {"seed": 7}),
@@ -126,6 +129,10 @@ CASES = [
         ("onecycle", replace(NESTEROV, schedule="onecycle"), {}),
         ("two groups", replace(NESTEROV_DECAY, bias_group=True, schedule="decreasing"), {}),
         ("zero gradients", NESTEROV, {}, DEAD),
+        ("adam", Adam(), {"block": 7}),
+        ("clip", NESTEROV_DECAY, {"clip_norm": 0.5}),
+        ("clip, no momentum, server", replace(PLAIN, schedule="decreasing"), {"clip_norm": 0.4, "topology": "server"}),
+        ("clip, adam", Adam(), {"clip_norm": 0.5, "block": 16}),
         ("slices", NESTEROV, {}, WIDE, (), 8),  # the more signs, the sooner rounding decides one: fewer steps
         ("slices, blocks", replace(NESTEROV, schedule="decreasing"), {"block": 100}, WIDE, (), 8),
     ]),
@@ -152,6 +159,10 @@ CASES = [
         ("density 1", HEAVY, {"density": 1.0}),
         ("partial, warmup", HEAVY, {"density": 0.05, "local": "partial", "sync_every": 1, "warmup": 12}),
         ("error, adamw", ADAMW, {"density": 0.1, "local": "error", "sync_every": 7}),
+        ("clip, adam", Adam(), CLIPPED),
+        ("clip, correction", NESTEROV_DECAY, {**CLIPPED, "momentum_correction": True}),
+        ("clip, partial, adam", Adam(), {**CLIPPED, "local": "partial", "sync_every": 7}),
+        ("clip, sum", HEAVY, {**CLIPPED, "local": "sum", "sync_every": 7}),
     ]),
 ]  # fmt: skip
 

@@ -42,7 +42,7 @@ BAD_VALUES: list[tuple[Any, dict[str, Any]]] = [
     ]),
     *((thinwire.TernGrad, {option: value}) for option, value in [
         ("clip_sigma", 0), ("clip_sigma", "2"), ("clip_sigma", float("nan")), ("share_scaler", 0), ("topology", "ring"),
-        ("seed", -1), ("seed", 1.5), ("seed", None), ("exclude", 3),
+        ("seed", -1), ("seed", 1.5), ("seed", None), ("exclude", 3), ("scaler", "layer"), ("scaler", None),
     ]),
     *((thinwire.BlockSign, {option: value}) for option, value in [
         ("block", 0), ("block", "layer"), ("block", 2.5), ("block", True), ("two_way", "yes"), ("topology", "mesh"),

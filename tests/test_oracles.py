@@ -113,6 +113,9 @@ CASES = [
         ("last layer float, server", HEAVY, {"seed": 3, "exclude": ("out.*",), "topology": "server"}),
         ("adamw", ADAMW, {"seed": 4, "share_scaler": False}),
         ("zero gradients", HEAVY, {"seed": 5}, DEAD),
+        ("one scaler", HEAVY, {"seed": 6, "scaler": "model"}),
+        ("one scaler, last layer float", Adam(), {"seed": 6, "scaler": "model", "exclude": ("out.*",)}),
+        ("one scaler of its own", HEAVY, {"seed": 6, "scaler": "model", "share_scaler": False, "clip_sigma": None}),
     ]),
     *make(blocksign, "BlockSign", [
         ("nesterov", NESTEROV, {}),
@@ -202,9 +205,11 @@ def test_processes_follow_the_simulation(cluster: Cluster, case: Case, N: int) -
 
 
 FIRST_OF_EACH = list({case.method: case for case in reversed(CASES)}.values())
+# An option that needs something of all gradients, in methods that otherwise exchange bucket by bucket.
+WAITING = [case for case in CASES if case.name in ("DGC-clip", "TernGrad-one scaler", "BlockSign-clip")]
 
 
-@pytest.mark.parametrize("case", FIRST_OF_EACH, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", FIRST_OF_EACH + WAITING, ids=lambda case: case.name)
 def test_one_bucket_per_parameter_on_other_ranks(cluster: Cluster, case: Case) -> None:
     """Global ranks 2, 3, 4 are group ranks 0, 1, 2; buckets of 100 bytes hold one parameter each."""
     follow(cluster, case, 3, {"bucket_cap_mb": 1e-4}, last=True)

@@ -263,11 +263,16 @@ class GTopK(Method):
 @dataclass(frozen=True, kw_only=True)
 class TernGrad(Method):
     """TernGrad: stochastic ternary gradients, works with every optimizer; excluded tensors (the last layer) stay
-    float."""
+    float.
+
+    ``scaler="model"`` takes one scaler for all tensors instead of one each: the paper's ablation (section 3.3), which
+    costs accuracy and waits for the whole model. Clipping stays per tensor: it answers to the range within a layer.
+    """
 
     name: ClassVar[str] = "terngrad"
     clip_sigma: float | None = 2.5
     share_scaler: bool = True
+    scaler: str = "tensor"
     exclude: tuple[str, ...] = ()
     topology: str = "sharded"
     seed: int = 0
@@ -277,13 +282,21 @@ class TernGrad(Method):
         ok = clip is None or (_is_number(clip) and clip > 0)
         _require(ok, f"terngrad: clip_sigma must be None or above 0, not {clip!r}")
         _check_bool(self, "share_scaler")
+        _one_of(self, "scaler", ("tensor", "model"))
         _one_of(self, "topology", ("sharded", "server"))
         _require(_is_count(self.seed, 0), f"terngrad: seed must be a whole number of at least 0, not {self.seed!r}")
         _check_exclude(self)
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        compressor = Ternarize(self.clip_sigma, self.share_scaler, self.seed)
-        return Exchange(NoMemory(), compressor, TernaryServer(self.topology, self.share_scaler), net)
+        server = TernaryServer(self.topology, self.share_scaler)
+        return Exchange(NoMemory(), self.compressor(), server, net, whole_model=self.scaler == "model")
+
+    def compressor(self) -> Ternarize:
+        return Ternarize(self.clip_sigma, self.share_scaler, self.seed, whole_model=self.scaler == "model")
+
+    @property
+    def merges_alike(self) -> bool:
+        return self.scaler == "tensor"
 
 
 @dataclass(frozen=True, kw_only=True)

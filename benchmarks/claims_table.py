@@ -1,0 +1,160 @@
+"""Tables of the papers' claims beside what our runs came to, for docs/results.md.
+
+python benchmarks/claims_table.py keep RUN...    # keep finished runs under benchmarks/results/claims
+python benchmarks/claims_table.py table          # print the tables of benchmarks/claims.py from what is kept
+python benchmarks/claims_table.py folders DIR    # run folders again, for `thinwire report`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parent))
+
+from claims import CLAIMS, Claim, Row
+from kept_runs import keep, write_folder
+
+RESULTS = Path(__file__).parent / "results" / "claims"
+HEADINGS = ("", "paper", "ours", "dense", "difference", "bytes a step and worker", "ratio", "command")
+NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method of one kept run."""
+
+    config: dict[str, Any]
+    outcome: dict[str, Any]
+    last_epoch_nbytes: float  # a step, in the last epoch: after any warm-up
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        return {key: self.config.get(key) for key in ("recipe", "epochs", "workers", "settings")}
+
+
+def find(pattern: str, results: Path) -> list[Result]:
+    """The runs of a pattern, one a seed."""
+    names, _, method = pattern.partition("::")
+    found = []
+    for path in sorted(results.glob("*.json")):
+        if not fnmatchcase(path.stem, names):
+            continue
+        run = json.loads(path.read_text())
+        outcomes = [row for row in run["summary"]["runs"] if fnmatchcase(row["spec"], method or "*")]
+        if len(outcomes) != 1:
+            specs = ", ".join(row["spec"] for row in run["summary"]["runs"])
+            raise ValueError(f"'{pattern}' must name one method of {path.name}, which has {specs}; add ::METHOD")
+        curve = run["metrics"][outcomes[0]["spec"]]["epoch"]
+        sent, steps = [0.0, *curve["bytes_sent"]], [0, *curve["step"]]
+        found.append(Result(run["config"], outcomes[0], (sent[-1] - sent[-2]) / max(1, steps[-1] - steps[-2])))
+    return found
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.3f}"
+
+
+def _nbytes(value: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if value < 1000 or unit == "MB":
+            return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+        value /= 1000
+    raise AssertionError("MB is the last unit")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _measured(runs: Sequence[Result]) -> str:
+    """Mean, half range and number of runs; those that diverged are named, not left out in silence."""
+    values = [run.outcome["metric"] for run in runs if run.outcome["metric"] is not None]
+    diverged = f"{len(runs) - len(values)} of {len(runs)} diverged" if len(values) < len(runs) else ""
+    if not values:
+        return diverged or "not run"
+    unit = runs[0].config["metric"]["unit"]
+    spread = f" ± {(max(values) - min(values)) / 2:.2f}" if len(values) > 1 else ""
+    mean = f"{_number(_mean(values))}{spread}{f' {unit}' if unit else ''} ({len(values)})"
+    return f"{mean}, {diverged}" if diverged else mean
+
+
+def _difference(runs: Sequence[Result], dense: Sequence[Result]) -> str:
+    ours, theirs = ([run.outcome["metric"] for run in group] for group in (runs, dense))
+    if not ours or not theirs or None in ours + theirs:
+        return NOTHING
+    metric, by = runs[0].config["metric"], _mean(ours) - _mean(theirs)
+    if metric["name"] == "perplexity":
+        return f"{100 * by / _mean(theirs):+.2f} %"
+    return f"{by:+.2f} {metric['difference_unit']}".rstrip()
+
+
+def _command(config: dict[str, Any], spec: str) -> str:
+    parts = ["thinwire train", f"--recipe {config['recipe']}", f"--method {spec}", f"--workers {config['workers']}"]
+    parts.append(f"--epochs {config['epochs']} --seed {config['seed']}")
+    parts += [f"--set {','.join(config['settings'])}"] if config.get("settings") else []
+    parts += ["--data DIR"] if config.get("data") else []
+    return " ".join(parts + (["--in-process"] if config.get("in_process") else []))
+
+
+def _differs(one: Result, other: Result) -> str:
+    return ", ".join(key for key, value in one.setting.items() if value != other.setting[key])
+
+
+def cells(claim: Claim, row: Row, results: Path) -> list[str]:
+    """One line of a claim's table; runs that are not there yet leave their cells empty."""
+    runs, dense = find(row.runs, results), find(row.dense or claim.dense, results)
+    if not runs:
+        return [row.label, row.paper, "not run", _measured(dense), *[NOTHING] * 4]
+    for other in runs:
+        if other.setting != runs[0].setting:
+            raise ValueError(f"'{row.runs}' mixes runs that differ in {_differs(other, runs[0])}")
+    beside = _measured(dense)
+    if dense and dense[0].setting != runs[0].setting:
+        beside += f"; other {_differs(dense[0], runs[0])}"
+    whole = _mean([run.outcome["bytes_sent"] / max(1, run.outcome["steps"]) for run in runs])
+    last = _mean([run.last_epoch_nbytes for run in runs])
+    sent = _nbytes(whole) if abs(last - whole) <= 0.05 * whole else f"{_nbytes(whole)} ({_nbytes(last)} at the end)"
+    ratios = [run.outcome["ratio"] for run in runs if run.outcome["ratio"] is not None]
+    seeds = sorted(run.config["seed"] for run in runs)
+    more = f", seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else ""
+    command = f"`{_command(runs[0].config, runs[0].outcome['spec'])}`{more}"
+    difference = NOTHING if (row.dense or claim.dense) == row.runs else _difference(runs, dense)
+    ratio = f"{_mean(ratios):.{0 if _mean(ratios) >= 100 else 1}f}x" if ratios else NOTHING
+    return [row.label, row.paper, _measured(runs), beside, difference, sent, ratio, command]
+
+
+def table(claim: Claim, results: Path) -> str:
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *(cells(claim, row, results) for row in claim.rows)]
+    return f"### {claim.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("keep", "table", "folders"))
+    parser.add_argument("paths", nargs="*", type=Path)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    if given.what == "folders" and len(given.paths) != 1:
+        parser.error("folders takes the one folder to write to")
+    try:
+        if given.what == "keep":
+            for folder in given.paths:
+                print(keep(folder, given.results))
+        elif given.what == "folders":
+            for path in sorted(given.results.glob("*.json")):
+                print(write_folder(path, *given.paths))
+        else:
+            print("\n".join(table(claim, given.results) for claim in CLAIMS))
+    except ValueError as error:
+        sys.exit(f"claims_table: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Runs are kept in small files, and tables of claims come out of them. The runs are made up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import report_inputs
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import claims_table
+from claims import CLAIMS, Claim, Row
+from kept_runs import keep, write_folder
+
+from thinwire.report import inputs
+
+DGC = "dgc:density=0.001,warmup=80"
+CLAIM = Claim("DGC keeps accuracy", "digits-s*::dense", (Row("DGC 0.1 %", "like dense", "digits-s*::dgc*"),))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for seed in (0, 1):
+        folder = report_inputs.write_run(tmp_path / f"digits-s{seed}", [DGC, "dense"], seed, epochs=40)
+        kept = keep(folder, tmp_path / "kept")
+        assert kept.stat().st_size < 20_000
+    return tmp_path / "kept"
+
+
+def outcome(results: Path, seed: int, spec: str) -> dict[str, float]:
+    runs = json.loads((results / f"digits-s{seed}.json").read_text())["summary"]["runs"]
+    return next(run for run in runs if run["spec"] == spec)
+
+
+def test_a_table_says_what_the_runs_came_to(results: Path) -> None:
+    title, _, heads, _, row = claims_table.table(CLAIM, results).strip().split("\n")
+    assert title == "### DGC keeps accuracy" and heads.count("|") == row.count("|") == len(claims_table.HEADINGS) + 1
+    ours, dense = ([outcome(results, seed, spec)["metric"] for seed in (0, 1)] for spec in (DGC, "dense"))
+    label, paper, mean, beside, by, sent, ratio, command = row.strip("| ").split(" | ")
+    assert (label, paper) == ("DGC 0.1 %", "like dense")
+    assert mean == f"{sum(ours) / 2:.2f} ± {abs(ours[0] - ours[1]) / 2:.2f} % (2)"
+    assert beside.startswith(f"{sum(dense) / 2:.2f} ± ") and by == f"{sum(ours) / 2 - sum(dense) / 2:+.2f} points"
+    assert ratio == "290x" and "13.8 kB" in sent
+    assert command == f"`thinwire train --recipe digits --method {DGC} --workers 4 --epochs 40 --seed 0`, seeds 0, 1"
+
+
+def test_kept_runs_are_thinned_and_still_make_a_report(results: Path, tmp_path: Path) -> None:
+    run = json.loads((results / "digits-s0.json").read_text())
+    assert set(run) == {"config", "summary", "metrics"} and list(run["metrics"]) == [DGC, "dense"]
+    curves = run["metrics"][DGC]
+    assert len(curves["epoch"]["metric"]) == 40 and 50 < len(curves["steps"]["loss"]) <= 100
+    read = inputs.read(write_folder(results / "digits-s0.json", tmp_path / "again"))
+    assert isinstance(read, inputs.Run) and read.finished and len(read.epochs[DGC]) == 40
+    assert read.epochs[DGC][-1]["metric"] == pytest.approx(outcome(results, 0, DGC)["metric"])
+
+
+def test_what_is_not_there_and_what_diverged_is_said(results: Path) -> None:
+    path = results / "digits-s1.json"
+    run = json.loads(path.read_text())
+    run["summary"]["runs"][0]["metric"] = None
+    path.write_text(json.dumps(run))
+    (row,) = claims_table.table(CLAIM, results).strip().split("\n")[4:]
+    assert "(1), 1 of 2 diverged" in row and row.split(" | ")[4] == claims_table.NOTHING
+    other = Claim("x", "digits-s*::dense", (Row("later", "-", "later-s*"),))
+    assert "| later | - | not run |" in claims_table.table(other, results)
+    run["config"]["workers"] = 9
+    path.write_text(json.dumps(run))
+    with pytest.raises(ValueError, match="differ in workers"):
+        claims_table.table(CLAIM, results)
+    with pytest.raises(ValueError, match="add ::METHOD"):
+        claims_table.find("digits-s0", results)
+    with pytest.raises(ValueError, match=r"no summary\.json"):
+        keep(report_inputs.write_run(results / "going", ["dense"], finished=False), results)
+
+
+def test_the_claims_can_be_printed_before_anything_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claims_table.main(["table", "--results", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert out.count("### ") == len(CLAIMS) and out.count("not run") >= sum(len(claim.rows) for claim in CLAIMS)

@@ -1,7 +1,7 @@
 """Tables of the papers' claims beside what our runs came to, for docs/results.md.
 
 python benchmarks/claims_table.py keep RUN...    # keep finished runs under benchmarks/results/claims
-python benchmarks/claims_table.py table          # print the tables of benchmarks/claims.py from what is kept
+python benchmarks/claims_table.py table          # print the tables of benchmarks/claimed.py from what is kept
 python benchmarks/claims_table.py folders DIR    # run folders again, for `thinwire report`
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
 
-from claims import CLAIMS, Claim, Row
+from claimed import CLAIMS, Claim, Row
 from kept_runs import keep, write_folder
 
 RESULTS = Path(__file__).parent / "results" / "claims"

@@ -12,7 +12,7 @@ import report_inputs
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import claims_table
-from claims import CLAIMS, Claim, Row
+from claimed import CLAIMS, Claim, Row
 from kept_runs import keep, write_folder
 
 from thinwire.report import inputs

@@ -27,6 +27,7 @@ class ImageRecipe(Recipe):
 
     metric = Metric(name="accuracy", unit="%", difference_unit="points", higher_is_better=True)
     needs_data = True
+    fixed_shapes = True
     pixel_mean: ClassVar[tuple[float, ...]]  # by channel, of values in 0..1
     pixel_std: ClassVar[tuple[float, ...]]
     padding: ClassVar[int] = 0  # a random crop out of the image with so many zeros around it; 0: none

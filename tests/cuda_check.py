@@ -29,6 +29,7 @@ SPECS = [
     "gtopk:density=0.05,values=bf16",
     "terngrad",
     "terngrad:share_scaler=false,topology=server",
+    "terngrad:scaler=model",
     "blocksign",
     "blocksign:block=100,topology=server",
     "dropping:density=0.05",

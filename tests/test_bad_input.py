@@ -38,18 +38,19 @@ BAD_VALUES: list[tuple[Any, dict[str, Any]]] = [
     ]),
     *((thinwire.GTopK, {option: value}) for option, value in [
         ("values", "int4"), ("indices", "huffman"), ("momentum_correction", None), ("warmup", 0), ("dense_below", -1),
-        ("exclude", {"a"}),
+        ("exclude", {"a"}), ("clip_norm", 0), ("clip_norm", "1"),
     ]),
     *((thinwire.TernGrad, {option: value}) for option, value in [
         ("clip_sigma", 0), ("clip_sigma", "2"), ("clip_sigma", float("nan")), ("share_scaler", 0), ("topology", "ring"),
-        ("seed", -1), ("seed", 1.5), ("seed", None), ("exclude", 3),
+        ("seed", -1), ("seed", 1.5), ("seed", None), ("exclude", 3), ("scaler", "layer"), ("scaler", None),
     ]),
     *((thinwire.BlockSign, {option: value}) for option, value in [
         ("block", 0), ("block", "layer"), ("block", 2.5), ("block", True), ("two_way", "yes"), ("topology", "mesh"),
+        ("clip_norm", -0.5), ("clip_norm", float("nan")),
     ]),
     *((thinwire.GradientDropping, {option: value}) for option, value in [
         ("local", "average"), ("local", True), ("sync_every", 0), ("sync_every", 2.5), ("warmup", -1),
-        ("momentum_correction", "no"),
+        ("momentum_correction", "no"), ("clip_norm", False), ("clip_norm", 0.0),
     ]),
     (thinwire.GradientDropping, {"local": "sum", "momentum_correction": True}),
     (thinwire.Dense, {"dtype": "int8"}),

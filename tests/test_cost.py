@@ -136,7 +136,7 @@ ROWS = [("a.weight", 0, torch.Size([64, 300])), ("a.bias", 1, torch.Size([64])),
         ("b.scale", 3, torch.Size([5000]))]  # fmt: skip
 SPECS = ["dgc:density=0.01", "gtopk:density=0.01", "terngrad", "terngrad:share_scaler=false", "blocksign",
          "blocksign:two_way=false", "blocksign:block=512", "signsgd", "dropping", "dense", "dense:dtype=bf16", "noop",
-         "terngrad:exclude=b.*", "terngrad:topology=server"]  # fmt: skip
+         "terngrad:exclude=b.*", "terngrad:topology=server", "terngrad:scaler=model"]  # fmt: skip
 
 
 def sent(net: ThreadNet, spec: str) -> int:

@@ -144,7 +144,8 @@ def test_gather_trits(data: st.DataObject, numel: int) -> None:
     assert torch.equal(cpu.gather_trits(packed, spans), reference.gather_trits(packed, spans))
 
 
-def test_a_frame_of_trits_is_the_same_from_both_homes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("whole_model", [False, True])
+def test_a_frame_of_trits_is_the_same_from_both_homes(monkeypatch: pytest.MonkeyPatch, whole_model: bool) -> None:
     """Gradient to packed bytes through compressor and codec, and a shard of it, without a vector of trits between."""
     rows = [("a", 0, 10_007, True), ("b", 1, 3, True), ("c", 2, 70_000, True)]
     turn = Turn(Layout.of(rows), 5, (Hyper(),) * 3)
@@ -152,8 +153,11 @@ def test_a_frame_of_trits_is_the_same_from_both_homes(monkeypatch: pytest.Monkey
     for home in (cpu, reference):
         monkeypatch.setattr(kernels, "_home", lambda tensor, numel=None, home=home: home)
         monkeypatch.setattr(cpu, "moments", reference.moments)  # a scaler may differ in its last place
-        compressor = Ternarize()
-        payload = compressor.compress(turn, x, compressor.measure(turn, x), 2)
+        compressor = Ternarize(whole_model=whole_model)
+        agreed = compressor.measure(turn, x)
+        assert agreed is not None and agreed.numel() == (1 if whole_model else 3)
+        payload = compressor.compress(turn, x, agreed, 2)
+        assert payload.scales.unique().numel() == agreed.numel()
         for shard in (None, *shards(turn.layout, 3, "sharded")):
             part = payload
             if shard is not None:

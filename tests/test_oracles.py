@@ -65,6 +65,7 @@ def make(oracle: ModuleType, method: str, rows: list[tuple], extra: list[tuple])
 ALL = {"density": 0.3, "dense_below": 0}  # k = 16, 3, 14, 2
 EXACT = {"density": 1.0, "dense_below": 0, "factor_masking": False}
 SOME = {"density": 0.1, "dense_below": 50}  # hidden.weight: k = 5; the others travel dense
+CLIPPED = {"density": 0.1, "clip_norm": 0.5}
 CASES = [
     *make(dgc, "DGC", [
         ("plain", HEAVY, ALL),
@@ -97,6 +98,8 @@ CASES = [
     ], [
         ("adam", Adam(), {"density": 0.1}),
         ("density 1", HEAVY, {"density": 1.0}),
+        ("clip", DECAY, CLIPPED),
+        ("clip, correction, exclude", DECAY, {**CLIPPED, "momentum_correction": True, "exclude": ("out.*",)}),
     ]),
     *make(terngrad, "TernGrad", [
         ("default", HEAVY, {"seed": 7}),
@@ -110,6 +113,9 @@ CASES = [
         ("last layer float, server", HEAVY, {"seed": 3, "exclude": ("out.*",), "topology": "server"}),
         ("adamw", ADAMW, {"seed": 4, "share_scaler": False}),
         ("zero gradients", HEAVY, {"seed": 5}, DEAD),
+        ("one scaler", HEAVY, {"seed": 6, "scaler": "model"}),
+        ("one scaler, last layer float", Adam(), {"seed": 6, "scaler": "model", "exclude": ("out.*",)}),
+        ("one scaler of its own", HEAVY, {"seed": 6, "scaler": "model", "share_scaler": False, "clip_sigma": None}),
     ]),
     *make(blocksign, "BlockSign", [
         ("nesterov", NESTEROV, {}),
@@ -126,6 +132,10 @@ CASES = [
         ("onecycle", replace(NESTEROV, schedule="onecycle"), {}),
         ("two groups", replace(NESTEROV_DECAY, bias_group=True, schedule="decreasing"), {}),
         ("zero gradients", NESTEROV, {}, DEAD),
+        ("adam", Adam(), {"block": 7}),
+        ("clip", NESTEROV_DECAY, {"clip_norm": 0.5}),
+        ("clip, no momentum, server", replace(PLAIN, schedule="decreasing"), {"clip_norm": 0.4, "topology": "server"}),
+        ("clip, adam", Adam(), {"clip_norm": 0.5, "block": 16}),
         ("slices", NESTEROV, {}, WIDE, (), 8),  # the more signs, the sooner rounding decides one: fewer steps
         ("slices, blocks", replace(NESTEROV, schedule="decreasing"), {"block": 100}, WIDE, (), 8),
     ]),
@@ -152,6 +162,10 @@ CASES = [
         ("density 1", HEAVY, {"density": 1.0}),
         ("partial, warmup", HEAVY, {"density": 0.05, "local": "partial", "sync_every": 1, "warmup": 12}),
         ("error, adamw", ADAMW, {"density": 0.1, "local": "error", "sync_every": 7}),
+        ("clip, adam", Adam(), CLIPPED),
+        ("clip, correction", NESTEROV_DECAY, {**CLIPPED, "momentum_correction": True}),
+        ("clip, partial, adam", Adam(), {**CLIPPED, "local": "partial", "sync_every": 7}),
+        ("clip, sum", HEAVY, {**CLIPPED, "local": "sum", "sync_every": 7}),
     ]),
 ]  # fmt: skip
 
@@ -191,9 +205,11 @@ def test_processes_follow_the_simulation(cluster: Cluster, case: Case, N: int) -
 
 
 FIRST_OF_EACH = list({case.method: case for case in reversed(CASES)}.values())
+# An option that needs something of all gradients, in methods that otherwise exchange bucket by bucket.
+WAITING = [case for case in CASES if case.name in ("DGC-clip", "TernGrad-one scaler", "BlockSign-clip")]
 
 
-@pytest.mark.parametrize("case", FIRST_OF_EACH, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", FIRST_OF_EACH + WAITING, ids=lambda case: case.name)
 def test_one_bucket_per_parameter_on_other_ranks(cluster: Cluster, case: Case) -> None:
     """Global ranks 2, 3, 4 are group ranks 0, 1, 2; buckets of 100 bytes hold one parameter each."""
     follow(cluster, case, 3, {"bucket_cap_mb": 1e-4}, last=True)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from thinwire import peers
 from thinwire.recipes import RECIPES, MissingData
 from thinwire.recipes.base import samples_in
 from thinwire.recipes.data import an4, multi30k, words
@@ -225,8 +226,13 @@ def test_clipping_happens_before_accumulation_or_on_the_mean_gradient() -> None:
     assert recipe.adapted(own) is own
     dense = thinwire.parse_method("dense")
     assert recipe.adapted(dense) is dense
+    for accumulates in ("gtopk", "dropping:local=partial", "blocksign"):
+        adapted = str(recipe.adapted(thinwire.parse_method(accumulates)))
+        assert set(adapted.replace(":", ",").split(",")) == {*accumulates.replace(":", ",").split(","), "clip_norm=0.5"}
+    for stays in ("terngrad", "signsgd", "noop"):
+        assert str(recipe.adapted(thinwire.parse_method(stays))) == stays
     parameter = nn.Parameter(torch.zeros(4))
-    for method, norm in ((dense, 0.5), (dgc, 20.0), (thinwire.parse_method("signsgd"), 20.0)):
+    for method, norm in ((dense, 0.5), (peers.parse("powersgd"), 0.5), (dgc, 20.0), (peers.parse("signsgd"), 20.0)):
         parameter.grad = torch.full((4,), 10.0)
         recipe.clip([parameter], method)
         torch.testing.assert_close(parameter.grad.norm(), torch.tensor(norm))

@@ -64,7 +64,7 @@ class Exchange(Generic[P]):
         if probe is not None:
             probe.wanted(x)
         compensated = time.perf_counter()
-        agreed = self.compressor.measure(turn, x[:coded])  # (T,) what all ranks must agree on first
+        agreed = self.compressor.measure(turn, x[:coded])  # (m,) what all ranks must agree on first
         if agreed is not None:
             self.net.stage = "agree on scalers"
             self.net.all_reduce(agreed, largest=True)

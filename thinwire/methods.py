@@ -67,6 +67,12 @@ def _check_density(method: Any) -> None:
     )
 
 
+def _check_clip_norm(method: Any) -> None:
+    clip = method.clip_norm
+    ok = clip is None or (_is_number(clip) and clip > 0)
+    _require(ok, f"{method.name}: clip_norm must be None or above 0, not {clip!r}")
+
+
 def _check_exclude(method: Any) -> None:
     patterns = method.exclude
     if isinstance(patterns, str):
@@ -156,12 +162,20 @@ def _momentum_memory(method: Any, masking: bool) -> MomentumCorrection | ErrorFe
     return MomentumCorrection(masking, kept) if method.momentum_correction else ErrorFeedback(kept)
 
 
+def _clipped(memory: Memory, method: Any, net: Net) -> Memory:
+    """The memory behind local clipping, where the method clips; the norm is the whole gradient's (whole_model)."""
+    return LocalClipping(memory, method.clip_norm, net.size) if method.clip_norm is not None else memory
+
+
 @dataclass(frozen=True, kw_only=True)
 class DGC(Method):
     """Deep Gradient Compression: top-k of every tensor, momentum correction, factor masking, local clipping, warm-up.
 
     Tensors of fewer than ``dense_below`` elements, and one-dimensional ones, travel dense in the same frame; 0
     compresses everything. ``warmup`` as a number is the length in steps of the paper's 25 %, 6.25 %, ... ramp.
+    ``clip_norm`` (here and in every method that accumulates) scales each worker's gradient down to a norm of
+    clip_norm / sqrt(N) before it is accumulated (section 2.2), and weight decay is added behind that; the exchange then
+    waits for the whole model.
     ``residual="bf16"`` (here and in every method with a memory) keeps residuals and velocities in half the memory,
     rounded up or down by chance so that on average nothing is lost.
     """
@@ -186,10 +200,7 @@ class DGC(Method):
         _one_of(self, "indices", tuple(INDEX_CODES))
         _one_of(self, "residual", ("fp32", "bf16"))
         _check_bool(self, "momentum_correction", "factor_masking")
-        clip = self.clip_norm
-        _require(
-            clip is None or (_is_number(clip) and clip > 0), f"dgc: clip_norm must be None or above 0, not {clip!r}"
-        )
+        _check_clip_norm(self)
         _require(
             _is_count(self.dense_below, 0), f"dgc: dense_below must be a number of elements, not {self.dense_below!r}"
         )
@@ -202,9 +213,7 @@ class DGC(Method):
         return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        memory: Memory = _momentum_memory(self, self.factor_masking)
-        if self.clip_norm is not None:
-            memory = LocalClipping(memory, self.clip_norm, net.size)
+        memory = _clipped(_momentum_memory(self, self.factor_masking), self, net)
         warmup = _schedule(self.warmup, ExponentialWarmup)
         compressor = TopK(self.density, warmup, sampled=self.selection == "sampled")
         # Clipping needs the norm of the whole gradient, so it waits for the last bucket.
@@ -220,6 +229,7 @@ class GTopK(Method):
     density: float = 0.001
     warmup: Warmup = None
     momentum_correction: bool = False
+    clip_norm: float | None = None
     values: str = "fp32"
     indices: str = "rice"
     residual: str = "fp32"
@@ -232,6 +242,7 @@ class GTopK(Method):
         _one_of(self, "indices", tuple(INDEX_CODES))
         _one_of(self, "residual", ("fp32", "bf16"))
         _check_bool(self, "momentum_correction")
+        _check_clip_norm(self)
         _require(
             _is_count(self.dense_below, 0), f"gtopk: dense_below must be a number of elements, not {self.dense_below!r}"
         )
@@ -244,7 +255,7 @@ class GTopK(Method):
         return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        memory = _momentum_memory(self, masking=False)
+        memory = _clipped(_momentum_memory(self, masking=False), self, net)
         compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), per_tensor=False)
         return Exchange(memory, compressor, GlobalTopK(SparseCodec(self.values, self.indices)), net, whole_model=True)
 
@@ -252,11 +263,16 @@ class GTopK(Method):
 @dataclass(frozen=True, kw_only=True)
 class TernGrad(Method):
     """TernGrad: stochastic ternary gradients, works with every optimizer; excluded tensors (the last layer) stay
-    float."""
+    float.
+
+    ``scaler="model"`` takes one scaler for all tensors instead of one each: the paper's ablation (section 3.3), which
+    costs accuracy and waits for the whole model. Clipping stays per tensor: it answers to the range within a layer.
+    """
 
     name: ClassVar[str] = "terngrad"
     clip_sigma: float | None = 2.5
     share_scaler: bool = True
+    scaler: str = "tensor"
     exclude: tuple[str, ...] = ()
     topology: str = "sharded"
     seed: int = 0
@@ -266,13 +282,21 @@ class TernGrad(Method):
         ok = clip is None or (_is_number(clip) and clip > 0)
         _require(ok, f"terngrad: clip_sigma must be None or above 0, not {clip!r}")
         _check_bool(self, "share_scaler")
+        _one_of(self, "scaler", ("tensor", "model"))
         _one_of(self, "topology", ("sharded", "server"))
         _require(_is_count(self.seed, 0), f"terngrad: seed must be a whole number of at least 0, not {self.seed!r}")
         _check_exclude(self)
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        compressor = Ternarize(self.clip_sigma, self.share_scaler, self.seed)
-        return Exchange(NoMemory(), compressor, TernaryServer(self.topology, self.share_scaler), net)
+        server = TernaryServer(self.topology, self.share_scaler)
+        return Exchange(NoMemory(), self.compressor(), server, net, whole_model=self.scaler == "model")
+
+    def compressor(self) -> Ternarize:
+        return Ternarize(self.clip_sigma, self.share_scaler, self.seed, whole_model=self.scaler == "model")
+
+    @property
+    def merges_alike(self) -> bool:
+        return self.scaler == "tensor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,10 +311,12 @@ class BlockSign(Method):
     block: str | int = "tensor"
     two_way: bool = True
     topology: str = "sharded"
+    clip_norm: float | None = None
     residual: str = "fp32"
 
     def __post_init__(self) -> None:
         _one_of(self, "residual", ("fp32", "bf16"))
+        _check_clip_norm(self)
         ok = self.block == "tensor" or _is_count(self.block, 1)
         _require(ok, f'blocksign: block must be "tensor" or a number of elements of at least 1, not {self.block!r}')
         _check_bool(self, "two_way")
@@ -302,14 +328,16 @@ class BlockSign(Method):
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         block = self.block if isinstance(self.block, int) else None
         server = BlockSignServer(self.topology, block, self.two_way)
-        return Exchange(RescaledError(optimizer_is_sgd, self.state_dtype), BlockSigns(block), server, net)
+        memory = _clipped(RescaledError(optimizer_is_sgd, self.state_dtype), self, net)
+        return Exchange(memory, BlockSigns(block), server, net, whole_model=self.clip_norm is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientDropping(Method):
     """Gradient dropping, alone or combined with local gradients ("sum", "partial", "error").
 
-    With a local mode the replicas drift apart and are averaged every ``sync_every`` optimizer steps.
+    With a local mode the replicas drift apart and are averaged every ``sync_every`` optimizer steps; with
+    ``clip_norm``, the local gradient is the clipped one.
     """
 
     name: ClassVar[str] = "dropping"
@@ -318,10 +346,12 @@ class GradientDropping(Method):
     sync_every: int = 500
     warmup: Warmup = None
     momentum_correction: bool = False
+    clip_norm: float | None = None
     residual: str = "fp32"
 
     def __post_init__(self) -> None:
         _check_density(self)
+        _check_clip_norm(self)
         _one_of(self, "residual", ("fp32", "bf16"))
         _one_of(self, "local", (None, *LOCAL_MODES))
         _require(
@@ -341,7 +371,7 @@ class GradientDropping(Method):
         return self.sync_every if self.local else None
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        memory = _momentum_memory(self, masking=False)
+        memory = _clipped(_momentum_memory(self, masking=False), self, net)
         compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False)
         return Exchange(memory, compressor, AllGather(SparseCodec()), net, whole_model=True, local=self.local)
 

@@ -60,7 +60,7 @@ class Memory(Protocol):
 class Compressor(Protocol[Chosen]):
     """Chooses what to send of a vector; pure, and never communicates.
 
-    ``measure`` returns one number a coded tensor that all ranks must agree on before compressing (the largest wins), or
+    ``measure`` returns numbers that all ranks must agree on before compressing (the largest wins), or
     None when there is nothing to agree on; ``compress`` gets the agreed numbers. ``x`` is the coded part of the flat
     vector and must not be changed. The same inputs give the same payload, bit for bit.
     """
@@ -69,7 +69,7 @@ class Compressor(Protocol[Chosen]):
         """Return what to look for while the memory compensates, or None."""
         ...
 
-    def measure(self, turn: Turn, x: Tensor) -> Tensor | None: ...  # (c,) float32 -> (T,) float32
+    def measure(self, turn: Turn, x: Tensor) -> Tensor | None: ...  # (c,) float32 -> (m,) float32
 
     def compress(
         self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None

@@ -1,10 +1,15 @@
-"""dist-EF-blockSGDM (Zheng et al.), Algorithm 4: N workers and the server in NumPy."""
+"""dist-EF-blockSGDM (Zheng et al.), Algorithm 4: N workers and the server in NumPy.
+
+With an optimizer that keeps its own momentum and weight decay (Adam) it is Algorithm 3: q is the gradient itself, and
+what the server answers is what the optimizer gets.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from oracles.optimizers import SGD
+from oracles.dgc import clip
+from oracles.optimizers import SGD, Adam
 from oracles.problem import Params, Problem
 from oracles.selection import copy
 
@@ -30,14 +35,17 @@ def simulate(
     problem: Problem,
     N: int,
     steps: int,
-    sgd: SGD,
+    optimizer: SGD | Adam,
     *,
     block: int | str = "tensor",
     two_way: bool = True,
     topology: str = "sharded",
+    clip_norm: float | None = None,
     ledger: list[tuple[Params, Params]] | None = None,
 ) -> list[Params]:
     """Parameters after each step. ledger: per step the mean of what entered and all errors kept (Lemma 3)."""
+    adam = optimizer.start() if isinstance(optimizer, Adam) else None
+    sgd = optimizer if isinstance(optimizer, SGD) else SGD(lr=optimizer.lr)  # its rate; no momentum, no decay in front
     x = problem.initial()
     zeros = {name: np.zeros(w.size) for name, w in x.items()}
     m = [copy(zeros) for _ in range(N)]  # line 2
@@ -47,7 +55,9 @@ def simulate(
     for t in range(steps):
         mu = sgd.momentum_at(t)
         g = [problem.gradient(x, i, t) for i in range(N)]
-        entered = copy(zeros)
+        if clip_norm is not None:
+            g = [clip(gradient, clip_norm * N**-0.5) for gradient in g]  # as in DGC 2.2
+        entered, answered = copy(zeros), copy(x)
         for name, w in x.items():
             eta = sgd.lr_at(t, name)
             ratio = sgd.lr_at(t - 1, name) / eta if t > 0 else 0.0  # line 1: eta_{-1} = 0
@@ -69,7 +79,11 @@ def simulate(
             p_server = pushed / N + ratio * e_server[name]  # line 11
             delta_server = C(p_server, server_blocks) if two_way else p_server  # line 12
             e_server[name] = p_server - delta_server  # line 13
-            w -= eta * delta_server.reshape(w.shape)  # line 8
+            answered[name] = delta_server.reshape(w.shape)
+            if adam is None:
+                w -= eta * answered[name]  # line 8
+        if adam is not None:
+            adam(x, answered, t)
         trajectory.append(copy(x))
         if ledger is not None:
             ledger.append((entered, {k: e_server[k] + sum(e[i][k] for i in range(N)) / N for k in x}))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from oracles.dgc import clip
 from oracles.optimizers import SGD, Adam
 from oracles.problem import Params, Problem
 from oracles.selection import copy, drop_ratio, flatten, kept, top_k, unflatten
@@ -23,6 +24,7 @@ def simulate(
     sync_every: int = 500,
     warmup: int | None = None,
     momentum_correction: bool = False,
+    clip_norm: float | None = None,
 ) -> list[list[Params]]:
     """Parameters after each step, one dict per node: with local gradients they differ between averagings."""
     w = [problem.initial() for _ in range(N)]
@@ -36,7 +38,10 @@ def simulate(
         k = kept(drop_ratio(t, density, warmup), n)
         L, S = [], []
         for r in range(N):
-            x = flatten(problem.gradient(w[r], r, t), names)  # line 2
+            g = problem.gradient(w[r], r, t)  # line 2
+            if clip_norm is not None:
+                g = clip(g, clip_norm * N**-0.5)  # as in DGC 2.2; L is the clipped gradient, too
+            x = flatten(g, names)
             if momentum_correction:  # DGC's Eq. 4 / Eq. 7 in front, without masking
                 assert isinstance(optimizer, SGD) and not optimizer.bias_group
                 m, d = optimizer.momentum_at(t), x + optimizer.weight_decay * flatten(w[r], names)

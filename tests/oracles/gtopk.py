@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from oracles.dgc import clip
 from oracles.optimizers import SGD, Adam
 from oracles.problem import Params, Problem
 from oracles.selection import copy, excluded, flatten, kept, listed, top_k, unflatten
@@ -51,6 +52,7 @@ def simulate(
     *,
     density: float,
     momentum_correction: bool = False,
+    clip_norm: float | None = None,
     warmup: int | None = None,
     exclude: tuple[str, ...] = (),
     ledger: list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
@@ -71,6 +73,8 @@ def simulate(
         put_in = np.zeros(n)
         for r in range(N):
             x = problem.gradient(w, r, t)  # Alg. 4 line 3
+            if clip_norm is not None:
+                x = clip(x, clip_norm * N**-0.5)  # as in DGC 2.2
             if momentum_correction:  # DGC's Eq. 4 / Eq. 7 in front, without masking
                 assert isinstance(optimizer, SGD)
                 for name in w:

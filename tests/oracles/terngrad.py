@@ -34,6 +34,7 @@ def simulate(
     seed: int,
     clip_sigma: float | None = 2.5,
     share_scaler: bool = True,
+    scaler: str = "tensor",
     exclude: tuple[str, ...] = (),
     topology: str = "sharded",
 ) -> list[Params]:
@@ -44,12 +45,15 @@ def simulate(
     for t in range(steps):
         g = [problem.gradient(w, r, t) for r in range(N)]  # Alg. 1 lines 1-2
         mean: Params = {}
+        # 3.3, "a large global maximum scaler": of everything that is ternarized, on each worker
+        coded = [name for name in w if not excluded(name, exclude)]
+        largest = [max(np.abs(clipped(g[r][name].ravel(), clip_sigma)).max() for name in coded) for r in range(N)]
         for name in w:
             if excluded(name, exclude):  # "the last layer in float"
                 mean[name] = np.mean([g[r][name] for r in range(N)], axis=0)
                 continue
             f = [clipped(g[r][name].ravel(), clip_sigma) for r in range(N)]  # Eq. 21
-            s = [np.abs(x).max() for x in f]  # Eq. 2
+            s = [np.abs(x).max() for x in f] if scaler == "tensor" else list(largest)  # Eq. 2
             if share_scaler:
                 s = [max(s)] * N  # Eq. 4
             u = [uniform(key(seed, t, r, name), f[r].size) for r in range(N)]

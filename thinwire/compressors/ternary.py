@@ -1,4 +1,4 @@
-"""TernGrad: stochastic ternary gradients with one scaler a tensor."""
+"""TernGrad: stochastic ternary gradients with one scaler a tensor, or one in all."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ class Ternarize:
 
     Unbiased for the clipped gradient; clipping itself is a bias, by design. The scaler is this rank's largest
     magnitude, or with ``share_scaler`` the largest of all ranks (Eq. 4), agreed on through ``measure``.
+
+    With ``whole_model`` all tensors of the exchange have one scaler, the largest of theirs: what the paper improves on
+    with its layer-wise ternarizing (section 3.3). Limits stay those of the tensors, because clipping is the paper's
+    answer to the range within a layer, and the scaler the one to the range across layers.
     """
 
     clip_sigma: float | None = 2.5
     share_scaler: bool = True
     seed: int = 0
+    whole_model: bool = False
     # What measure() computed of a vector, for the compress() of the same exchange: a pass over memory less.
     _measured: tuple[Turn, Tensor, Tensor | None] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -54,7 +59,7 @@ class Ternarize:
             return None
         scalers, limits = self._moments(self._parts(turn, x))
         self._measured = (turn, x, limits)
-        return scalers
+        return scalers.max()[None] if self.whole_model and scalers.numel() else scalers
 
     def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Ternary:
         parts, (measured, self._measured) = self._parts(turn, x), (self._measured, None)
@@ -63,6 +68,8 @@ class Ternarize:
         else:
             scalers, limits = self._moments(parts)
             scalers = agreed if agreed is not None else scalers
+        if self.whole_model and parts:
+            scalers = scalers.max().repeat(len(parts))
         keys = [stream_key(self.seed, turn.step, rank, segment.name) for segment in turn.layout.coded]
         packed = ternarize_packed(parts, scalers, keys, limits)
         return Ternary(packed, scalers, tuple((segment.numel, 1) for segment in turn.layout.coded))

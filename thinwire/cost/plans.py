@@ -57,6 +57,8 @@ def bucket_layouts(method: Method, buckets: Sequence[Rows]) -> list[Layout]:
 
 def wants_whole_model(method: Method) -> bool:
     """Whether the method exchanges once a step, after the whole backward pass."""
+    if isinstance(method, TernGrad):
+        return method.scaler == "model"
     return isinstance(method, (GTopK, GradientDropping)) or getattr(method, "clip_norm", None) is not None
 
 
@@ -136,7 +138,8 @@ def _terngrad(method: TernGrad, layout: Layout, hosts: int) -> Plan:
             return LevelsCodec().nbytes(_share(coded, servers), hosts, _share(tail, servers))
         return FloatsCodec().nbytes(_share(coded, servers), _share(tail, servers))
 
-    agreed = _all_reduce(4 * tensors, hosts) if method.share_scaler else Plan()
+    scalers = tensors if method.scaler == "tensor" else 1
+    agreed = _all_reduce(4 * scalers, hosts) if method.share_scaler else Plan()
     return agreed + _served(method.topology, hosts, push, reply)
 
 

@@ -18,8 +18,9 @@ from thinwire.methods import Method
 Batch = tuple[Tensor, ...]
 
 # Methods whose exchange returns the mean gradient of this very step. What the others return is a sum over many steps
-# (a residual), holds momentum, or is a sign: clipping it would lose gradient or mean nothing.
-GIVES_THE_GRADIENT = ("dense", "noop", "terngrad")
+# (a residual), holds momentum, or is a sign: clipping it would lose gradient or mean nothing. PowerSGD returns what it
+# keeps back later, too, but is compared as people run it, who clip what PyTorch's hook gives them.
+GIVES_THE_GRADIENT = ("dense", "noop", "terngrad", "powersgd")
 
 
 class MissingData(ValueError):
@@ -94,8 +95,8 @@ class Recipe(ABC):
     def adapted(self, method: Method) -> Method:
         """The method as this recipe runs it; what differs from what was asked for shows in its string.
 
-        Where the recipe clips gradients and the method can clip before it accumulates (DGC, section 2.2: at
-        clip_norm / sqrt(N) on every worker), it does, unless the method was given a threshold of its own.
+        Where the recipe clips gradients and the method accumulates them, every worker clips its own before it does
+        (DGC, section 2.2: at clip_norm / sqrt(N)), unless the method was given a threshold of its own.
         """
         if self.clip_norm is None or getattr(method, "clip_norm", self.clip_norm) is not None:
             return method

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.compressors import Ternarize
 from thinwire.layout import Hyper, Layout, Turn, memory_flat
 from thinwire.methods import Method, TernGrad
 from thinwire.recipes.events import Histogram, Histograms
@@ -51,7 +50,7 @@ def histograms(
     """The tapped gradients and their means, on rank 0; every rank calls this after the step's backward pass.
 
     ``step`` counts from 0, as the exchange does. With TernGrad also what became of them: clipped (Eq. 21) and
-    ternary, the very values that this rank sent.
+    ternary, the very values that this rank sent (not with one scaler for the whole model, of which this sees a part).
     """
     stages: dict[str, dict[str, Tensor]] = {"original": tap.gradients}
     if isinstance(method, TernGrad):
@@ -74,19 +73,19 @@ def _terngrad(method: TernGrad, gradients: dict[str, Tensor], step: int, net: Ne
     x = torch.cat(
         [memory_flat(gradients[segment.name]).to(torch.float32) for segment in layout.coded] or [torch.zeros(0)]
     )
-    compressor = Ternarize(method.clip_sigma, method.share_scaler, method.seed)
+    compressor = method.compressor()
+    limits = compressor.limits(turn, x)
+    clipped: dict[str, Tensor] = {}
+    for place, segment in enumerate(layout.coded):
+        part: Any = x[segment.span]
+        clipped[segment.name] = part if limits is None else part.clamp(-limits[place], limits[place])
+    if compressor.whole_model:
+        return {"clipped": clipped}
     agreed = compressor.measure(turn, x)
     if agreed is not None:
         net.all_reduce(agreed, largest=True)
     values = compressor.compress(turn, x, agreed, net.rank).values()
-    limits = compressor.limits(turn, x)
-    clipped: dict[str, Tensor] = {}
-    ternary: dict[str, Tensor] = {}
-    for place, segment in enumerate(layout.coded):
-        part: Any = x[segment.span]
-        clipped[segment.name] = part if limits is None else part.clamp(-limits[place], limits[place])
-        ternary[segment.name] = values[segment.span]
-    return {"clipped": clipped, "ternary": ternary}
+    return {"clipped": clipped, "ternary": {segment.name: values[segment.span] for segment in layout.coded}}
 
 
 def _histogram(x: Tensor) -> Histogram:

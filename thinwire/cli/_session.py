@@ -107,6 +107,8 @@ def train_in_threads(job: Job, num_workers: int, report: Report) -> None:
     recipe = _recipe(job, device)
     if job.out is not None:
         leave_config(job, num_workers)
+    if recipe.fixed_shapes:
+        torch.backends.cudnn.benchmark = True
     settings = {setting: getattr(recipe, setting) for setting in recipe.settings}
     name = _device_name(device)
     report(Started(hosts=[socket.gethostname()], device=name, backend="threads", settings=settings))

@@ -125,7 +125,11 @@ class Recipe(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A fresh model on the CPU, initialised from torch's global generator; the caller moves it to `device`."""
+        """A fresh model on the CPU, initialised from torch's global generator; see `placed`."""
+
+    def placed(self, module: nn.Module) -> nn.Module:
+        """The model where and how this recipe trains it."""
+        return module.to(self.device)
 
     @abstractmethod
     def optimizer(self, parameters: Iterable[nn.Parameter], lr_factor: float) -> torch.optim.Optimizer:

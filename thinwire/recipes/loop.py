@@ -66,7 +66,7 @@ class Training:
         self.method = recipe.adapted(peers.parse(spec))
         self.lr_factor = recipe.lr_factor(self.method.name)
         torch.manual_seed(plan.seed)
-        self.module = recipe.model().to(recipe.device)
+        self.module = recipe.placed(recipe.model())
         self.model = self._distributed()
         torch.manual_seed(plan.seed * 1_000_003 + 1 + net.rank)  # dropout differs between ranks
         self.optimizer = recipe.optimizer(self.model.parameters(), self.lr_factor)

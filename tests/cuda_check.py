@@ -25,6 +25,7 @@ SPECS = [
     "dgc:density=0.05,dense_below=64",
     "dgc:density=0.05,selection=sampled,values=int8",
     "dgc:density=0.05,clip_norm=1.0,values=fp16,indices=delta16",
+    "dgc:density=0.05,values=int4",
     "gtopk:density=0.05",
     "gtopk:density=0.05,values=bf16",
     "terngrad",

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 KINDS = {"sparse": 1, "signs": 2, "ternary": 3, "levels": 4, "dense": 5}
 INDEX_CODES = {"int32": 0, "delta16": 1, "rice": 2}
-VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
+VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "int4": 4}
 HEADER = "<2sBBIIBBBBIIIII"
 
 
@@ -114,6 +115,8 @@ def to_bfloat(x: float) -> bytes:
 def encode_values(coding: str, values: list[float]) -> list[bytes]:
     if coding == "fp32":
         return [floats(values)]
+    if coding == "int4":
+        return encode_four_bits(values)
     if coding != "int8":
         return [b"".join(map(to_half if coding == "fp16" else to_bfloat, values))]
     scales, codes = [], []
@@ -123,6 +126,42 @@ def encode_values(coding: str, values: list[float]) -> list[bytes]:
         scales.append(scale)
         codes += [max(-127, min(127, round(float32(x / (scale or 1.0))))) for x in chunk]
     return [floats(scales), struct.pack(f"<{len(codes)}b", *codes)]
+
+
+def level(ends: tuple[float, float], share: float) -> float:
+    """A point between the ends of a chunk, every operation rounded to float32."""
+    low, high = ends
+    return float32(low + float32(float32(high - low) * share))
+
+
+LEVELS = (0, 4, 10, 17, 25, 35, 48, 64)
+
+
+def from_bfloat(data: bytes) -> float:
+    return struct.unpack("<f", b"\0\0" + data)[0]
+
+
+def encode_four_bits(values: list[float]) -> list[bytes]:
+    ends, codes = b"", []
+    for start in range(0, len(values), 128):
+        chunk = values[start : start + 128]
+        sent = to_bfloat(min(map(abs, chunk))) + to_bfloat(max(map(abs, chunk)))
+        ends += sent
+        between = (from_bfloat(sent[:2]), from_bfloat(sent[2:]))
+        for value in chunk:
+            above = [a + b for a, b in pairwise(LEVELS) if abs(value) > level(between, (a + b) / 128)]
+            codes.append(len(above) + (8 if value < 0 else 0))
+    codes += [0] * (len(codes) % 2)
+    return [ends, bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))]
+
+
+def decode_four_bits(ends: bytes, codes: bytes, count: int) -> list[float]:
+    values = []
+    for i in range(count):
+        code, at = codes[i // 2] >> 4 * (i % 2) & 15, 4 * (i // 128)
+        between = (from_bfloat(ends[at : at + 2]), from_bfloat(ends[at + 2 : at + 4]))
+        values.append(level(between, LEVELS[code & 7] / 64) * (-1.0 if code & 8 else 1.0))
+    return values
 
 
 # ------------------------------------------------------------------------------------------------------------- indices
@@ -233,6 +272,8 @@ def decode(data: bytes) -> Frame:
         elif frame.value_coding == "bf16":
             words = struct.unpack(f"<{count}H", take(2 * count))
             frame.values = [struct.unpack("<f", struct.pack("<I", word << 16))[0] for word in words]
+        elif frame.value_coding == "int4":
+            frame.values = decode_four_bits(take(4 * -(-count // 128)), take(-(-count // 2)), count)
         else:
             scales = take_floats(-(-count // 256))
             codes = struct.unpack(f"<{count}b", take(count))

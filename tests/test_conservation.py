@@ -100,6 +100,7 @@ DGCS = [
     (thinwire.DGC(density=0.02, dense_below=0, values="fp16", indices="delta16"), 3, True),
     (thinwire.DGC(density=0.02, dense_below=50, values="bf16"), 5, True),
     (thinwire.DGC(density=0.05, dense_below=0, values="int8", factor_masking=False), 2, True),
+    (thinwire.DGC(density=0.05, dense_below=0, values="int4"), 4, False),
     (thinwire.DGC(density=0.02, dense_below=0, clip_norm=3.0, indices="int32"), 8, False),
     (thinwire.DGC(density=0.02, selection="sampled", dense_below=0, warmup=20), 16, False),
     (thinwire.DGC(density=0.02, momentum_correction=False), 1, True),
@@ -110,6 +111,7 @@ GTOPKS = [
     (thinwire.GTopK(density=0.02, values="bf16", exclude=("a",)), 5),
     (thinwire.GTopK(density=0.02, values="int8"), 8),
     (thinwire.GTopK(density=0.02, values="int8", indices="int32"), 3),
+    (thinwire.GTopK(density=0.02, values="int4"), 6),
     (thinwire.GTopK(density=0.02, momentum_correction=True, dense_below=50), 2),
     (thinwire.GTopK(density=0.02, warmup=20), 1),
 ]

@@ -67,8 +67,8 @@ def test_dense_is_ddp_and_nearly_so_with_16_bits(cluster: Cluster, N: int) -> No
 
 
 def test_error_feedback_that_rounds_is_dense_ddp_in_the_long_run(cluster: Cluster) -> None:
-    """With 16- or 8-bit values the rounding error is sent later, so constant pulls end where dense DDP ends."""
-    methods = [thinwire.DGC(density=1.0, momentum_correction=False, values=v) for v in ("fp16", "bf16", "int8")]
+    """With 16-, 8- or 4-bit values the rounding error is sent later, so constant pulls end where dense DDP ends."""
+    methods = [thinwire.DGC(density=1.0, momentum_correction=False, values=v) for v in ("fp16", "bf16", "int8", "int4")]
     runs = [Run(method, "plain", 15, trajectory=False) for method in [None, *methods]]
     for reference, *others in cluster.run(workers.train, 3, runs):
         for method, other in zip(methods, others, strict=True):

@@ -22,7 +22,7 @@ from thinwire.kernels import checksum_around, cpu, reference
 
 SEED = 20240
 KINDS = {
-    *(f"sparse {values} {indices}" for values in ("fp32", "fp16", "bf16", "int8")
+    *(f"sparse {values} {indices}" for values in ("fp32", "fp16", "bf16", "int8", "int4")
       for indices in ("int32", "delta16", "rice")),
     "signs", "votes", "ternary", "ternary shared", "levels", "dense",
 }  # fmt: skip

@@ -99,6 +99,6 @@ def test_merging_changes_no_bit(cluster: Any, spec: str) -> None:
     assert len(results["alone"][0][1]) > 2 and len(results["all"][0][1]) == 1
 
 
-@pytest.mark.parametrize("spec", ["gtopk", "dense", "noop", "dgc:values=int8"])
+@pytest.mark.parametrize("spec", ["gtopk", "dense", "noop", "dgc:values=int8", "dgc:values=int4"])
 def test_what_is_not_merged(cluster: Any, spec: str) -> None:
     assert all(plan is None for _, plan in cluster.run(trained, 2, spec, "measured"))

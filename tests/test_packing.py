@@ -205,7 +205,7 @@ def read_values(coding: str, values: Tensor) -> Tensor:
     return decode_values(coding, values.numel(), Body(tensor_of(content), "x"))
 
 
-@pytest.mark.parametrize("coding", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("coding", ["fp32", "fp16", "bf16", "int8", "int4"])
 @QUICK
 @given(values=st.lists(st.one_of(finite, st.sampled_from(SPECIAL)), max_size=40))
 def test_rounding_is_bounded_and_finite(coding: str, values: list[float]) -> None:
@@ -220,6 +220,11 @@ def test_rounding_is_bounded_and_finite(coding: str, values: list[float]) -> Non
         top = float(exact.abs().max()) if values else 0.0
         # Half a step; near the smallest denormals the step itself is rounded and the codes saturate.
         assert bool((error <= top / 127 * 0.5001 + 127 * SMALLEST).all())
+    elif coding == "int4":
+        top, least = (float(exact.abs().max()), float(exact.abs().min())) if values else (0.0, 0.0)
+        # Half of the widest gap between levels, 16/64 of the way between ends that are themselves rounded to bfloat16.
+        assert bool((error <= (top - least) / 8 + top * 2.0**-7 + 2.0**-133).all())
+        assert bool((error <= exact.abs() * (1 + 2.0**-7) + 2.0**-133).all())  # never farther away than zero is
     else:
         relative, tiny, limit = (
             (2.0**-11, 2.0**-25, 65504.0) if coding == "fp16" else (2.0**-8, 2.0**-134, 3.3895314e38)
@@ -240,13 +245,16 @@ def test_halves_equal_the_second_implementation(x: float) -> None:
     assert as_bytes(saturating_half(one, torch.bfloat16)) == plain.to_bfloat(float(one))
 
 
-@pytest.mark.parametrize("coding", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("coding", ["fp32", "fp16", "bf16", "int8", "int4"])
 def test_infinities_and_nans_are_seen(coding: str) -> None:
     x = torch.ones(600)
     x[3], x[4], x[300] = float("inf"), float("-inf"), float("nan")
     back = read_values(coding, x)
     if coding == "int8":
         assert bool(torch.isnan(back[:512]).all()) and torch.equal(back[512:], torch.ones(88))
+    elif coding == "int4":
+        assert bool(torch.isnan(torch.cat([back[:128], back[256:384]])).all())
+        assert bool((torch.cat([back[128:256], back[384:]]) == 1).all())
     else:
         assert back[3] == float("inf") and back[4] == float("-inf") and bool(torch.isnan(back[300]))
         assert bool((back[5:300] == 1).all())
@@ -273,6 +281,35 @@ def test_int8_does_not_overflow() -> None:
     for ulps in range(300):
         x = torch.tensor([0x7F7FFFFF - ulps], dtype=torch.int32).view(torch.float32)
         assert bool(torch.isfinite(reference.int8_dequantize(*reference.int8_quantize(x))).all()), ulps
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 127, 128, 129, 1023])
+def test_int4_equals_the_second_implementation(size: int) -> None:
+    generator = np.random.default_rng(size)
+    for spread in (0, 3, 30):
+        values = (generator.laplace(size=size) * 10.0 ** generator.integers(-spread, spread + 1, size)).astype(
+            np.float32
+        )
+        values[generator.random(size) < 0.1] = 0.0
+        sections = [as_bytes(section) for section in encode_values("int4", torch.from_numpy(values))]
+        assert sections == plain.encode_four_bits(values.tolist())
+        assert read_values("int4", torch.from_numpy(values)).tolist() == plain.decode_four_bits(*sections, size)
+
+
+def test_int4_is_made_for_what_top_k_chooses() -> None:
+    """The shares of the norm that are lost, as the module says them: with ends, and with levels that start at zero."""
+    values = np.random.default_rng(0).laplace(size=2_000_000).astype(np.float32)
+    chosen = torch.from_numpy(values[np.abs(values) > np.log(1000)])
+
+    def lost(back: Tensor) -> float:
+        return float((back - chosen).norm() / chosen.norm())
+
+    assert 0.015 < lost(read_values("int4", chosen)) < 0.021
+    chunks = chosen[: chosen.numel() // 128 * 128].view(-1, 128)
+    scale = chunks.abs().amax(dim=1, keepdim=True) / 7
+    around_zero = torch.cat([((chunks / scale).round() * scale).flatten(), chosen[chunks.numel() :]])
+    assert lost(around_zero) > 2.5 * lost(read_values("int4", chosen))
+    assert lost(read_values("int8", chosen)) < 0.004
 
 
 # ------------------------------------------------------------------------------------------------------ random numbers

@@ -28,11 +28,12 @@ MILLION = 1_000_000
 def sparse_nbytes(values: str, indices: str, numel: int, k: int, tail: int) -> int:
     """The document's formula."""
     sections = {"fp32": 4 * k, "fp16": plain.padded(2 * k), "bf16": plain.padded(2 * k),
-                "int8": 4 * -(-k // 256) + plain.padded(k)}  # fmt: skip
+                "int8": 4 * -(-k // 256) + plain.padded(k),
+                "int4": 4 * -(-k // 128) + plain.padded(-(-k // 2))}  # fmt: skip
     return 36 + 4 * tail + sections[values] + plain.index_budget(indices, numel, k)
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("indices", ["int32", "delta16", "rice"])
 def test_sparse_lengths_are_the_formula(values: str, indices: str) -> None:
     codec = SparseCodec(values, indices)
@@ -56,7 +57,8 @@ def test_other_lengths_are_the_formula() -> None:
             assert LevelsCodec().nbytes(numel, ranks, 0) == 36 + plain.padded(math.ceil(numel * bits / 8))
 
 
-PROMISES = [("delta16", "fp32", 48.1), ("rice", "fp32", 43.6), ("rice", "fp16", 27.6), ("rice", "int8", 19.8)]
+PROMISES = [("delta16", "fp32", 48.1), ("rice", "fp32", 43.6), ("rice", "fp16", 27.6), ("rice", "int8", 19.8),
+            ("rice", "int4", 15.9)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("indices", "values", "most"), PROMISES)
@@ -116,7 +118,7 @@ def traffic(method: Method, layout: Layout, size: int, seed: int = 0) -> list[An
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("values", ["fp32", "int8"])
+@pytest.mark.parametrize("values", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("indices", ["int32", "delta16", "rice"])
 def test_all_gather_bytes(size: int, values: str, indices: str) -> None:
     layout = layout_of([5000, 300, 41_000], tail=17)

@@ -149,7 +149,7 @@ def test_what_is_not_finite_raises_the_flag_and_stays_out() -> None:
     numel=st.integers(50, 40_000 if ON_GPU else 9_000),
     density=st.floats(0.0005, 0.2),
     tail=st.integers(0, 9),
-    values=st.sampled_from(["fp32", "fp16", "bf16", "int8"]),
+    values=st.sampled_from(["fp32", "fp16", "bf16", "int8", "int4"]),
     seed=st.integers(0, 2**31),
     huge=st.booleans(),
 )

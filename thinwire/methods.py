@@ -119,8 +119,9 @@ class Method:
 
     @property
     def merges_alike(self) -> bool:
-        """Whether a tensor's result is the same whichever tensors share its exchange; int8 scales are shared."""
-        return getattr(self, "values", "fp32") != "int8"
+        """Whether a tensor's result is the same whichever tensors share its exchange; scales of int8 and int4 values
+        are shared."""
+        return getattr(self, "values", "fp32") not in ("int8", "int4")
 
     def check_exclude(self, names: list[str]) -> None:
         """Raise when an excluded pattern matches no parameter."""
@@ -176,8 +177,9 @@ class DGC(Method):
     ``clip_norm`` (here and in every method that accumulates) scales each worker's gradient down to a norm of
     clip_norm / sqrt(N) before it is accumulated (section 2.2), and weight decay is added behind that; the exchange then
     waits for the whole model.
-    ``residual="bf16"`` (here and in every method with a memory) keeps residuals and velocities in half the memory,
-    rounded up or down by chance so that on average nothing is lost.
+    ``values`` is how the chosen values travel ("fp32", "fp16", "bf16", "int8", "int4"); what rounding takes away stays
+    in the residual. ``residual="bf16"`` (here and in every method with a memory) keeps residuals and velocities in half
+    the memory, rounded up or down by chance so that on average nothing is lost.
     """
 
     name: ClassVar[str] = "dgc"

@@ -1,5 +1,7 @@
-"""Float values on the wire: fp32, fp16, bf16, or int8 with a scale a chunk. What rounding loses stays in the
-residual."""
+"""Float values on the wire: fp32, fp16, bf16, int8 with a scale a chunk, or int4 with two ends a chunk.
+
+What rounding loses stays in the residual.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from torch import Tensor
 
 from thinwire.codecs.frame import Body, as_bytes
 from thinwire.kernels import int8_dequantize, int8_quantize
+from thinwire.kernels.four_bits import CHUNK as INT4_CHUNK
+from thinwire.kernels.four_bits import four_bit_decode, four_bit_encode
 from thinwire.kernels.reference import INT8_CHUNK
 
-VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
+VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "int4": 4}
 _HALF_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -18,6 +22,8 @@ def value_sections_nbytes(coding: str, count: int) -> list[int]:
     """Return the lengths of the sections that ``encode_values`` makes of ``count`` values."""
     if coding == "int8":
         return [4 * -(-count // INT8_CHUNK), count]
+    if coding == "int4":
+        return [4 * -(-count // INT4_CHUNK), -(-count // 2)]
     return [(4 if coding == "fp32" else 2) * count]
 
 
@@ -33,6 +39,8 @@ def encode_values(coding: str, values: Tensor) -> list[Tensor]:  # (k,) float32 
     if coding == "int8":
         codes, scales = int8_quantize(values)
         return [as_bytes(scales), as_bytes(codes)]
+    if coding == "int4":
+        return [as_bytes(section) for section in four_bit_encode(values)]
     return [as_bytes(saturating_half(values, _HALF_TYPES[coding]))]
 
 
@@ -43,4 +51,7 @@ def decode_values(coding: str, count: int, body: Body) -> Tensor:  # -> (count,)
     if coding == "int8":
         scales = body.take(sizes[0], "value scales").view(torch.float32)
         return int8_dequantize(body.take(sizes[1], "values").view(torch.int8), scales)
+    if coding == "int4":
+        ends = body.take(sizes[0], "value ends").view(torch.bfloat16).view(-1, 2)
+        return four_bit_decode(ends, body.take(sizes[1], "values"), count)
     return body.take(sizes[0], "values").view(_HALF_TYPES[coding]).to(torch.float32)

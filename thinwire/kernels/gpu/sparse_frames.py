@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.four_bits import four_bit_encode
 from thinwire.kernels.gpu.recorded import Recorder
 from thinwire.kernels.gpu.tables import upload
 
@@ -22,7 +23,7 @@ _BLOCK = 256  # entries a program: those that share an int8 scale
 _TRIED = 5  # Rice parameters that are compared
 _HEADER_WORDS = 9
 _STEP_WORD = 6
-VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
+VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "int4": 4}
 
 
 @triton.jit
@@ -73,6 +74,8 @@ def _write_entries(
         value_words = count
     elif CODE == 3:
         value_words = (count + 255) // 256 + (count + 3) // 4
+    elif CODE == 4:
+        value_words = (count + 127) // 128 + (count + 7) // 8
     else:
         value_words = (count + 1) // 2
     if block == 0:
@@ -110,7 +113,7 @@ def _write_entries(
         code = tl.reshape(rounded.to(tl.int8), (BLOCK,))
         out = frame.to(tl.pointer_type(tl.int8)) + 4 * (value_start + (count + 255) // 256)
         tl.store(out + i, code, mask=inside)
-    else:
+    elif CODE != 4:  # which is in the frame already
         finite = (value.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
         if CODE == 1:
             limit = 65504.0
@@ -229,6 +232,11 @@ def _launch(
     if tail.numel():
         start = 4 * _HEADER_WORDS
         frame[start : start + 4 * tail.numel()].view(torch.float32).copy_(tail)
+    if coding == "int4":
+        ends, codes = four_bit_encode(values)
+        start = 4 * (_HEADER_WORDS + tail.numel())
+        frame[start : start + 2 * ends.numel()].view(torch.bfloat16).copy_(ends.flatten())
+        frame[start + 2 * ends.numel() :][: codes.numel()].copy_(codes)
     grid = (num_blocks,)
     _sum_quotients[grid](indices, count, sums, smallest, num_blocks, tried, _BLOCK)
     _write_entries[grid](

@@ -48,6 +48,7 @@ RUNS: dict[str, str] = {
     "r20-corrected-s0": f"{R20} --epochs 80 --method dgc:density=0.001,factor_masking=false",
     "r20-unmasked-s0": f"{R20} --epochs 80 --method {DGC},factor_masking=false",
     "r20-int8-s0": f"{R20} --epochs 80 --method {DGC},values=int8",
+    "r20-int4-s0": f"{R20} --epochs 80 --method {DGC},values=int4",
     # dist-EF-blockSGDM: 8 workers of 32 images (Figure 2).
     "r20x8-dense-s0": f"{R20_SMALL} --epochs 40 --method dense",
     "r20x8-blocksign-s0": f"{R20_SMALL} --epochs 40 --method blocksign:topology=server",
@@ -58,6 +59,7 @@ RUNS: dict[str, str] = {
     "vgg-dense-s0": "--recipe cifar10-vgg16 --set precision=bf16 --epochs 40 --method dense",
     "vgg-dgc-s0": f"--recipe cifar10-vgg16 --set precision=bf16 --epochs 40 --method {DGC}",
     "vgg-gtopk-s0": f"--recipe cifar10-vgg16 --set precision=bf16 --epochs 40 --method gtopk:density=0.001,{WARM}",
+    "ptb-int8-s0": "--recipe ptb-lstm --epochs 16 --method dgc:density=0.001,warmup=265,values=int8",
     "ptb-gtopk-s0": f"--recipe ptb-lstm --epochs 16 --method {GTOPK_PTB}",
     # TernGrad: momentum and Adam, and without its two parts (Table 1, section 3.2).
     "r20-terngrad-s0": f"{R20} --epochs 40 --method terngrad:exclude=14.*,topology=server",

@@ -34,40 +34,40 @@ def seeds(name: str, command: str, number: int = 3) -> dict[str, str]:
 
 
 RUNS: dict[str, str] = {
+    # dist-EF-blockSGDM: 8 workers of 32 images (Figure 2).
+    "r20x8-dense-s0": f"{R20_SMALL} --epochs 20 --method dense",
+    "r20x8-blocksign-s0": f"{R20_SMALL} --epochs 20 --method blocksign:topology=server",
+    "r20x8-signum-s0": f"{R20_SMALL} --epochs 20 --method signsgd",
     # DGC: accuracy at 99.9 %, and what each of its parts is worth (Figure 3, Tables 1 and 2).
-    **seeds("r20-dense", f"{R20} --epochs 80 --method dense"),
-    **seeds("r20-dgc", f"{R20} --epochs 80 --method {DGC}"),
-    **seeds("r20-ours", f"{R20} --epochs 80 --method {OURS}"),
-    **seeds("r20-gtopk", f"{R20} --epochs 80 --method gtopk:density=0.001,{WARM}"),
-    "ptb-dense-s0": "--recipe ptb-lstm --epochs 16 --method dense",
-    "ptb-dgc-s0": "--recipe ptb-lstm --epochs 16 --method dgc:density=0.001,warmup=265",
+    **seeds("r20-dense", f"{R20} --epochs 60 --method dense"),
+    **seeds("r20-dgc", f"{R20} --epochs 60 --method {DGC}"),
+    **seeds("r20-ours", f"{R20} --epochs 60 --method {OURS}"),
+    **seeds("r20-gtopk", f"{R20} --epochs 60 --method gtopk:density=0.001,{WARM}"),
+    "ptb-dense-s0": "--recipe ptb-lstm --epochs 12 --method dense",
+    "ptb-dgc-s0": "--recipe ptb-lstm --epochs 12 --method dgc:density=0.001,warmup=265",
     "m30k-dense-s0": f"{M30K} --method dense",
     "m30k-dropping-s0": f"{M30K} --method dropping:{DROP}",
     "m30k-partial-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=500",
-    "r20-dropping-s0": f"{R20} --epochs 80 --method dgc:density=0.001,momentum_correction=false",
-    "r20-corrected-s0": f"{R20} --epochs 80 --method dgc:density=0.001,factor_masking=false",
-    "r20-unmasked-s0": f"{R20} --epochs 80 --method {DGC},factor_masking=false",
-    "r20-int8-s0": f"{R20} --epochs 80 --method {DGC},values=int8",
-    "r20-int4-s0": f"{R20} --epochs 80 --method {DGC},values=int4",
-    # dist-EF-blockSGDM: 8 workers of 32 images (Figure 2).
-    "r20x8-dense-s0": f"{R20_SMALL} --epochs 40 --method dense",
-    "r20x8-blocksign-s0": f"{R20_SMALL} --epochs 40 --method blocksign:topology=server",
-    "r20x8-signum-s0": f"{R20_SMALL} --epochs 40 --method signsgd",
+    "r20-dropping-s0": f"{R20} --epochs 60 --method dgc:density=0.001,momentum_correction=false",
+    "r20-corrected-s0": f"{R20} --epochs 60 --method dgc:density=0.001,factor_masking=false",
+    "r20-unmasked-s0": f"{R20} --epochs 60 --method {DGC},factor_masking=false",
+    "r20-int8-s0": f"{R20} --epochs 60 --method {DGC},values=int8",
+    "r20-int4-s0": f"{R20} --epochs 60 --method {DGC},values=int4",
     "an4-dense-s0": "--recipe an4-gru --method dense",
     "an4-dgc-s0": "--recipe an4-gru --method dgc:density=0.001,warmup=116",
     # gTop-k: the model with many parameters, and the density (Figures 5, 7 and 12).
-    "vgg-dense-s0": "--recipe cifar10-vgg16 --set precision=bf16 --epochs 40 --method dense",
-    "vgg-dgc-s0": f"--recipe cifar10-vgg16 --set precision=bf16 --epochs 40 --method {DGC}",
-    "vgg-gtopk-s0": f"--recipe cifar10-vgg16 --set precision=bf16 --epochs 40 --method gtopk:density=0.001,{WARM}",
-    "ptb-int8-s0": "--recipe ptb-lstm --epochs 16 --method dgc:density=0.001,warmup=265,values=int8",
-    "ptb-gtopk-s0": f"--recipe ptb-lstm --epochs 16 --method {GTOPK_PTB}",
+    "vgg-dense-s0": "--recipe cifar10-vgg16 --set precision=bf16 --epochs 30 --method dense",
+    "vgg-dgc-s0": f"--recipe cifar10-vgg16 --set precision=bf16 --epochs 30 --method {DGC}",
+    "vgg-gtopk-s0": f"--recipe cifar10-vgg16 --set precision=bf16 --epochs 30 --method gtopk:density=0.001,{WARM}",
+    "ptb-int8-s0": "--recipe ptb-lstm --epochs 12 --method dgc:density=0.001,warmup=265,values=int8",
+    "ptb-gtopk-s0": f"--recipe ptb-lstm --epochs 12 --method {GTOPK_PTB}",
     # TernGrad: momentum and Adam, and without its two parts (Table 1, section 3.2).
-    "r20-terngrad-s0": f"{R20} --epochs 40 --method terngrad:exclude=14.*,topology=server",
-    "r20-short-dense-s0": f"{R20} --epochs 40 --method dense",
-    "r20-terngrad-noclip-s0": f"{R20} --epochs 40 --method terngrad:exclude=14.*,topology=server,clip_sigma=none",
-    "r20-terngrad-onescaler-s0": f"{R20} --epochs 40 --method terngrad:exclude=14.*,topology=server,scaler=model",
-    "r20-adam-dense-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 40 --method dense",
-    "r20-adam-terngrad-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 40"
+    "r20-terngrad-s0": f"{R20} --epochs 30 --method terngrad:exclude=14.*,topology=server",
+    "r20-short-dense-s0": f"{R20} --epochs 30 --method dense",
+    "r20-terngrad-noclip-s0": f"{R20} --epochs 30 --method terngrad:exclude=14.*,topology=server,clip_sigma=none",
+    "r20-terngrad-onescaler-s0": f"{R20} --epochs 30 --method terngrad:exclude=14.*,topology=server,scaler=model",
+    "r20-adam-dense-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 30 --method dense",
+    "r20-adam-terngrad-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 30"
     " --method terngrad:exclude=14.*,topology=server",
     # Local gradients (Tables 1 and 2, Figures 1 to 3).
     "m30k-sum-s0": f"{M30K} --method dropping:{DROP},local=sum,sync_every=500",
@@ -77,13 +77,13 @@ RUNS: dict[str, str] = {
     "m30k-gru-dropping-s0": f"{M30K_GRU} --method dropping:{DROP}",
     "m30k-gru-partial-s0": f"{M30K_GRU} --method dropping:{DROP},local=partial,sync_every=500",
     **{
-        f"r20-gtopk-{density}-s0": f"{R20} --epochs 40 --method gtopk:density={density},{WARM}"
+        f"r20-gtopk-{density}-s0": f"{R20} --epochs 30 --method gtopk:density={density},{WARM}"
         for density in ("0.1", "0.05", "0.01", "0.001", "0.0005")
     },
-    "r20-gtopk-corrected-s0": f"{R20} --epochs 80 --method gtopk:density=0.001,{WARM},momentum_correction=true",
-    "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 40 --method gtopk:density=0.001,{WARM}",
-    "r110-dense-s0": "--recipe cifar10-resnet110 --set precision=bf16 --epochs 40 --method dense",
-    "r110-dgc-s0": f"--recipe cifar10-resnet110 --set precision=bf16 --epochs 40 --method {DGC}",
+    "r20-gtopk-corrected-s0": f"{R20} --epochs 60 --method gtopk:density=0.001,{WARM},momentum_correction=true",
+    "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method gtopk:density=0.001,{WARM}",
+    "r110-dense-s0": "--recipe cifar10-resnet110 --set precision=bf16 --epochs 30 --method dense",
+    "r110-dgc-s0": f"--recipe cifar10-resnet110 --set precision=bf16 --epochs 30 --method {DGC}",
     # TernGrad on MNIST (Figure 3).
     **{
         f"mnist-{n}-{name}-s0": f"--recipe mnist-lenet --workers {n} --epochs 5 --method {method}"

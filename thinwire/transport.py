@@ -1,4 +1,4 @@
-"""torch.distributed behind a byte-level face, with counters; and ranks as threads for tests.
+"""torch.distributed behind a byte-level face, with counters; and ranks as threads of one process.
 
 A ``Net`` moves uint8 frames (and, for the dense methods, float vectors). It knows nothing about what is inside them.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from queue import Queue
 from typing import Any, Protocol
@@ -74,6 +75,12 @@ class Net(Protocol):
     def broadcast(self, tensor: Tensor, root: int) -> None: ...  # in place
 
     def all_reduce(self, tensor: Tensor, largest: bool = False) -> None: ...  # sum (or max) in place
+
+
+class GroupNet(Net, Protocol):
+    """A net for small agreements between workers."""
+
+    device: torch.device  # where its tensors lie
 
 
 class _Counted:
@@ -270,22 +277,69 @@ class BystanderNet(TorchNet):
 
 
 class ThreadWorld:
-    """Shared ground of ranks that are threads of one process: real concurrency, no sockets, any number of ranks."""
+    """Shared ground of ranks that are threads of one process: no sockets, any number of ranks.
 
-    def __init__(self, size: int, timeout_s: float = 60.0) -> None:
+    With ``one_at_a_time`` a rank computes only while no other does, until it waits for the others. Python runs one
+    thread at a time anyway, and threads that ask for the interpreter at every call of torch are several times slower.
+    """
+
+    def __init__(self, size: int, timeout_s: float = 60.0, one_at_a_time: bool = False) -> None:
         self.size = size
         self.timeout_s = timeout_s
+        self._baton = threading.Lock() if one_at_a_time else None
         self._barrier = threading.Barrier(size)
+        self._gate, self._next = threading.Condition(), 0
         self._slots: list[Any] = [None] * size
         self._mail: dict[tuple[int, int], Queue[Tensor]] = {(a, b): Queue() for a in range(size) for b in range(size)}
+
+    def meet(self) -> None:
+        """Return when all ranks have come here; raises BrokenBarrierError where one has failed instead."""
+        with self._resting():
+            self._barrier.wait(self.timeout_s)
+
+    @contextmanager
+    def _resting(self) -> Iterator[None]:
+        """Let others compute while this rank waits."""
+        if self._baton is None:
+            yield
+            return
+        self._baton.release()
+        try:
+            yield
+        finally:
+            self._baton.acquire()
+
+    def receive(self, sender: int, receiver: int) -> Tensor:
+        """What one rank sent to another, when it is there."""
+        with self._resting():
+            return self._mail[sender, receiver].get(timeout=self.timeout_s)
 
     def share(self, rank: int, thing: Any) -> list[Any]:
         """Every rank puts one thing in and gets everybody's."""
         self._slots[rank] = thing
-        self._barrier.wait(self.timeout_s)
+        self.meet()
         everybody = list(self._slots)
-        self._barrier.wait(self.timeout_s)
+        self.meet()
         return everybody
+
+    @contextmanager
+    def turn(self, rank: int) -> Iterator[None]:
+        """Let the ranks through the block one at a time, in the order of their numbers."""
+        with self._resting(), self._gate:
+            while self._next != rank:
+                if self._barrier.broken or not self._gate.wait(self.timeout_s):
+                    raise threading.BrokenBarrierError
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._next = (rank + 1) % self.size
+                self._gate.notify_all()
+
+    def _abort(self) -> None:
+        self._barrier.abort()
+        with self._gate:
+            self._gate.notify_all()
 
     def run(self, work: Callable[[ThreadNet], Any]) -> list[Any]:
         """Call work(net) on every rank in a thread of its own; return the results, or raise the first error."""
@@ -294,23 +348,30 @@ class ThreadWorld:
 
         def one(rank: int) -> None:
             try:
-                results[rank] = work(ThreadNet(self, rank))
+                with self._baton or nullcontext():
+                    results[rank] = work(ThreadNet(self, rank))
             except BaseException as error:
                 errors.append(error)
-                self._barrier.abort()
+                self._abort()
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
+        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:  # Ctrl-C: they end at their next meeting
+            self._abort()
+            raise
         if errors:
             raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
         return results
 
 
 class ThreadNet(_Counted):
-    """One rank of a ThreadWorld."""
+    """One rank of a ThreadWorld. On a GPU all ranks must use the same stream, which then keeps their work in order."""
+
+    device = torch.device("cpu")
 
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         super().__init__()
@@ -340,7 +401,7 @@ class ThreadNet(_Counted):
 
     def receive(self, peer: int, nbytes: int) -> Tensor:
         self.traffic.count(0, 0, nbytes)
-        frame = self.world._mail[peer, self.rank].get(timeout=self.world.timeout_s)
+        frame = self.world.receive(peer, self.rank)
         assert frame.numel() == nbytes, "receive: a frame has an unexpected length"
         return frame
 

@@ -31,6 +31,7 @@ class Job:
     settings: tuple[str, ...] = ()  # of the recipe: "lr=0.1"
     checkpoint_every: int = 1
     tensorboard: bool = False
+    in_process: bool = False  # workers are threads
     timeout_s: float = 300.0
     out: str | None = None
     resume: bool = False
@@ -96,6 +97,8 @@ class Job:
             raise Complaint(f"'{folder}' cannot be resumed: '{path}' is not JSON.") from error
         if (folder / "summary.json").exists():
             raise Complaint(f"the run in '{folder}' is finished; there is nothing to resume.")
+        if isinstance(config, dict) and config.get("in_process"):
+            raise Complaint(f"'{folder}' cannot be resumed: a run with --in-process keeps no checkpoints.")
         own = {field.name for field in dataclasses.fields(cls)} - {"out", "resume", "timeout_s"}
         if not isinstance(config, dict) or not own | {"workers"} <= set(config):
             raise Complaint(f"'{folder}' cannot be resumed: '{path}' does not describe a run of this version.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import socket
@@ -21,7 +22,10 @@ from thinwire.groups import gather_texts
 from thinwire.recipes import RECIPES, Recipe
 from thinwire.recipes.checkpoints import Checkpoints, world_net
 from thinwire.recipes.events import Breakdown, Outcome, Resumed, Started
+from thinwire.recipes.joint import JointStep
 from thinwire.recipes.loop import Plan, Report, Training
+from thinwire.recipes.threads import ThreadTraining
+from thinwire.transport import ThreadNet, ThreadWorld
 
 
 class BadJob(ValueError):
@@ -69,7 +73,7 @@ def _train_all(job: Job, device: torch.device, report: Report, stop: Callable[[]
     recipe = _recipe(job, device)
     hosts = list(dict.fromkeys(gather_texts(net, socket.gethostname())))
     if net.rank == 0:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        name = _device_name(device)
         settings = {setting: getattr(recipe, setting) for setting in recipe.settings}
         report(Started(hosts=hosts, device=name, backend=dist.get_backend(), settings=settings))
     checkpoints = Checkpoints(Path(job.out) / CHECKPOINTS, net) if job.out is not None else None
@@ -95,6 +99,37 @@ def _train_all(job: Job, device: torch.device, report: Report, stop: Callable[[]
     if checkpoints is not None:
         dist.barrier()
         checkpoints.clear()
+
+
+def train_in_threads(job: Job, num_workers: int, report: Report) -> None:
+    """Every method of the job, one after the other, with workers that are threads."""
+    device = torch.device(job.device)
+    recipe = _recipe(job, device)
+    if job.out is not None:
+        leave_config(job, num_workers)
+    if recipe.fixed_shapes:
+        torch.backends.cudnn.benchmark = True
+    settings = {setting: getattr(recipe, setting) for setting in recipe.settings}
+    name = _device_name(device)
+    report(Started(hosts=[socket.gethostname()], device=name, backend="threads", settings=settings))
+    world = ThreadWorld(num_workers, job.timeout_s, one_at_a_time=True)
+    plan = Plan(job.epochs, job.seed, job.checkpoint_every, job.tensorboard)
+    outcomes: list[Outcome] = []
+    for index, spec in enumerate(job.specs):
+        recorded = device.type == "cuda" and recipe.fixed_shapes and not job.tensorboard
+        joint = JointStep(world) if recorded else None
+
+        def work(net: ThreadNet, index: int = index, spec: str = spec, joint: JointStep | None = joint) -> Outcome:
+            own = copy.copy(recipe)  # the data is shared, what is carried from batch to batch is not
+            training = ThreadTraining(own, spec, plan, net, report, joint)
+            return training.run(None, index, outcomes, stop=lambda: False)
+
+        outcomes.append(world.run(work)[0])
+        report(outcomes[-1])
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def _recipe(job: Job, device: torch.device) -> Recipe:

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import thinwire
 from thinwire.cli._complaints import Complaint, Failure, Interrupted, network_sentence
 from thinwire.cli._job import Job
-from thinwire.cli._session import BadJob, Place, train_all
+from thinwire.cli._session import BadJob, Place, train_all, train_in_threads
 from thinwire.recipes.events import Event, Halted
 from thinwire.recipes.loop import Stopped
 
@@ -98,6 +98,22 @@ def join(job: Job, on_event: Callable[[Event], None]) -> None:
         raise Complaint(_sentence(error)) from error
     except Exception as error:
         raise Failure(f"worker {os.environ['RANK']} failed: {_sentence(error)}") from error
+
+
+def run_threads(job: Job, num_workers: int, on_event: Callable[[Event], None]) -> None:
+    """Run the job with workers that are threads of this process."""
+    try:
+        train_in_threads(job, num_workers, on_event)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped by Ctrl-C.") from None
+    except BadJob as error:
+        raise Complaint(_sentence(error)) from error
+    except (Complaint, Failure):
+        raise
+    except Exception as error:
+        if os.environ.get("THINWIRE_DEBUG"):
+            traceback.print_exc()
+        raise Failure(f"a worker failed: {_sentence(error)}") from error
 
 
 def launch(job: Job, num_workers: int, on_event: Callable[[Event], None], on_stop: Callable[[], None]) -> None:

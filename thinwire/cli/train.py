@@ -65,6 +65,14 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard into the run folder.")
     ] = False,
+    in_process: Annotated[
+        bool,
+        typer.Option(
+            "--in-process",
+            help="Workers as threads of one process: same losses and bytes, many runs on one GPU, no checkpoints; "
+            "the seconds are not those of real workers.",
+        ),
+    ] = False,
     timeout: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="How long a worker waits for the others before it gives up.")
     ] = 300.0,
@@ -86,14 +94,17 @@ def train(
             method = RECIPES[recipe].default_method
         job = Job.checked(
             recipe=recipe, specs=split_specs(method or "", compare), epochs=epochs, seed=seed, device=device, data=data,
-            settings=settings, out=out, checkpoint_every=checkpoint_every, tensorboard=tensorboard, timeout_s=timeout,
+            settings=settings, out=out, checkpoint_every=checkpoint_every, tensorboard=tensorboard,
+            in_process=in_process, timeout_s=timeout,
         )  # fmt: skip
         num_workers = joined or workers or 4
+    if joined is not None and job.in_process:
+        raise _complaints.Complaint(f"--in-process makes its own workers, but {joined} processes were started.")
     if joined is not None and workers not in (None, joined):
         raise _complaints.Complaint(f"--workers {workers} does not fit the {joined} processes that were started.")
     shows = joined is None or os.environ["RANK"] == "0"  # this process owns the terminal and the run folder
     folder = RunFolder(job, num_workers) if job.out and shows else None
-    if shows:
+    if shows and not job.in_process:
         _warn_about_cores(job, _workers.local_workers(num_workers) if joined else num_workers)
     _run(job, num_workers, joined is not None, shows, folder)
 
@@ -113,7 +124,9 @@ def _run(job: Job, num_workers: int, is_joined: bool, shows: bool, folder: RunFo
             outcomes.append(event)
 
     try:
-        if is_joined:
+        if job.in_process:
+            _workers.run_threads(job, num_workers, on_event)
+        elif is_joined:
             _workers.join(job, on_event)
         else:
             _workers.launch(job, num_workers, on_event, on_stop=display.saving if display else lambda: None)

@@ -61,6 +61,8 @@ class Recipe(ABC):
     needs_data: ClassVar[bool] = False
     #: How many numbers `score` returns, also where a rank has no test batch.
     num_scores: ClassVar[int] = 2
+    #: Whether all training batches of a run have one shape and the recipe carries nothing between them.
+    fixed_shapes: ClassVar[bool] = False
     #: Attributes that `set` may change before anything else is called.
     settings: ClassVar[tuple[str, ...]] = ("batch_size",)
 
@@ -123,7 +125,11 @@ class Recipe(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A fresh model on the CPU, initialised from torch's global generator; the caller moves it to `device`."""
+        """A fresh model on the CPU, initialised from torch's global generator; see `placed`."""
+
+    def placed(self, module: nn.Module) -> nn.Module:
+        """The model where and how this recipe trains it."""
+        return module.to(self.device)
 
     @abstractmethod
     def optimizer(self, parameters: Iterable[nn.Parameter], lr_factor: float) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from thinwire.layout import Hyper, Layout, Turn, memory_flat
 from thinwire.methods import Method, TernGrad
 from thinwire.recipes.events import Histogram, Histograms
-from thinwire.transport import TorchNet
+from thinwire.transport import Net
 
 NUM_BINS = 64
 MOST_TENSORS = 8
@@ -45,7 +45,7 @@ def _watched(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def histograms(
-    spec: str, method: Method, module: nn.Module, tap: GradientTap, step: int, net: TorchNet
+    spec: str, method: Method, module: nn.Module, tap: GradientTap, step: int, net: Net
 ) -> Histograms | None:
     """The tapped gradients and their means, on rank 0; every rank calls this after the step's backward pass.
 
@@ -63,7 +63,7 @@ def histograms(
     return Histograms(spec=spec, step=step + 1, by_tag=found)
 
 
-def _terngrad(method: TernGrad, gradients: dict[str, Tensor], step: int, net: TorchNet) -> dict[str, dict[str, Tensor]]:
+def _terngrad(method: TernGrad, gradients: dict[str, Tensor], step: int, net: Net) -> dict[str, dict[str, Tensor]]:
     """The compressor is pure: the same gradient, step and rank give what the exchange sent."""
     rows = [
         (name, place, g.numel(), method.is_coded(name, g.shape)) for place, (name, g) in enumerate(gradients.items())

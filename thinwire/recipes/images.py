@@ -15,6 +15,7 @@ from thinwire.recipes.base import Batch, Metric, Recipe
 from thinwire.recipes.sharing import epoch_generator, part_of_batch
 
 SOLVERS = ("sgd", "adam")
+PRECISIONS = ("fp32", "bf16")
 TEST_BATCH = 1000
 
 
@@ -27,6 +28,7 @@ class ImageRecipe(Recipe):
 
     metric = Metric(name="accuracy", unit="%", difference_unit="points", higher_is_better=True)
     needs_data = True
+    fixed_shapes = True
     pixel_mean: ClassVar[tuple[float, ...]]  # by channel, of values in 0..1
     pixel_std: ClassVar[tuple[float, ...]]
     padding: ClassVar[int] = 0  # a random crop out of the image with so many zeros around it; 0: none
@@ -37,7 +39,9 @@ class ImageRecipe(Recipe):
     weight_decay: float = 5e-4
     lr_warmup_epochs: ClassVar[int] = 0
     solver: str = "sgd"
-    settings = ("batch_size", "lr", "momentum", "nesterov", "weight_decay", "solver")
+    #: "bf16": activations in bfloat16 (torch.autocast) and, on a GPU, in the order that its tensor cores read.
+    precision: str = "fp32"
+    settings = ("batch_size", "lr", "momentum", "nesterov", "weight_decay", "solver", "precision")
 
     def keep(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> None:
         """Put (N, C, H, W) uint8 images and (N,) labels on the device."""
@@ -45,6 +49,15 @@ class ImageRecipe(Recipe):
         self.test_images, self.test_labels = (tensor.to(self.device) for tensor in test)
         self.mean = (255 * torch.tensor(self.pixel_mean)).view(1, -1, 1, 1).to(self.device)  # (1, C, 1, 1)
         self.std = (255 * torch.tensor(self.pixel_std)).view(1, -1, 1, 1).to(self.device)  # (1, C, 1, 1)
+
+    def placed(self, module: nn.Module) -> nn.Module:
+        if self.precision not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise ValueError(f"recipe {self.name!r}: precision must be one of {known}, not {self.precision!r}")
+        module = module.to(self.device)
+        if self.precision == "bf16" and self.device.type == "cuda":
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return module
 
     def optimizer(self, parameters: Iterable[nn.Parameter], lr_factor: float) -> torch.optim.Optimizer:
         rate = self.lr * lr_factor
@@ -88,7 +101,9 @@ class ImageRecipe(Recipe):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch
-        return F.cross_entropy(model(images), labels)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            logits = model(images)
+        return F.cross_entropy(logits.float(), labels)
 
     def score(self, model: nn.Module, batch: Batch) -> tuple[float, ...]:
         images, labels = batch

@@ -13,7 +13,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +23,7 @@ from thinwire.recipes.checkpoints import Checkpoints
 from thinwire.recipes.events import Breakdown, Epoch, Halted, Outcome, Progress, Report, Steps
 from thinwire.recipes.histograms import GradientTap, histograms
 from thinwire.recipes.tally import Clock, Tally, tally
-from thinwire.transport import TorchNet
+from thinwire.transport import GroupNet
 
 CHECK_EVERY_S = 0.25
 NUM_LINES = 100  # "steps" lines of a run, or fewer: they are at least LEAST_LINE_STEPS apart
@@ -57,24 +56,24 @@ class Plan:
 
 
 class Training:
-    """One method's training from the recipe's initial parameters; every rank of the default group makes one.
+    """One method's training from the recipe's initial parameters; every rank of the net makes one.
 
     Only rank 0 reports. The same seed gives every method the same initial parameters, data order and augmentation.
     """
 
-    def __init__(self, recipe: Recipe, spec: str, plan: Plan, net: TorchNet, report: Report) -> None:
+    def __init__(self, recipe: Recipe, spec: str, plan: Plan, net: GroupNet, report: Report) -> None:
         self.recipe, self.spec, self.plan, self.net, self.report = recipe, spec, plan, net, report
         self.method = recipe.adapted(peers.parse(spec))
         self.lr_factor = recipe.lr_factor(self.method.name)
         torch.manual_seed(plan.seed)
-        # Buffers need no broadcast at every step: what training itself reads of them is each rank's own.
-        self.model = DistributedDataParallel(recipe.model().to(recipe.device), **NO_BUFFER_BROADCAST)
+        self.module = recipe.placed(recipe.model())
+        self.model = self._distributed()
         torch.manual_seed(plan.seed * 1_000_003 + 1 + net.rank)  # dropout differs between ranks
         self.optimizer = recipe.optimizer(self.model.parameters(), self.lr_factor)
         self.num_batches = recipe.num_batches(net.size)
         self.num_steps = plan.epochs * self.num_batches
         self.schedule = recipe.schedule(self.optimizer, self.num_steps)
-        self.wire = thinwire.attach(self.model, self.optimizer, self.method)
+        self.wire = self._attached()
 
         self.epoch, self.step = 1, 0
         # (2,) sums of losses: of this epoch so far, and since the last "steps" line
@@ -87,6 +86,15 @@ class Training:
         self.line_every = max(LEAST_LINE_STEPS, round(self.num_steps / NUM_LINES))
         self.next_check, self.last_check = 1, (0, 0.0)
         self._carried: tuple[dict[str, Any], list[Tensor]] | None = None
+
+    def _distributed(self) -> nn.Module:
+        """What the loss is called with."""
+        # Buffers need no broadcast at every step: what training itself reads of them is each rank's own.
+        return DistributedDataParallel(self.module, **NO_BUFFER_BROADCAST)
+
+    def _attached(self) -> Any:
+        assert isinstance(self.model, DistributedDataParallel)
+        return thinwire.attach(self.model, self.optimizer, self.method)
 
     # ---------------------------------------------------------------------------------------------- going through
 
@@ -125,7 +133,7 @@ class Training:
         self.clock.start()
         try:
             while self.step < end:
-                self._train_step(next(batches))
+                self._train_step(batches)
                 is_due = self.step in (self.next_check, end) or self.step % self.line_every == 0
                 if is_due and self._check(stop()):
                     return True
@@ -133,27 +141,33 @@ class Training:
             self.clock.stop()
         return False
 
-    def _train_step(self, batch: Batch) -> None:
-        tap = None
-        if self.plan.histograms and self.step % (HISTOGRAM_EVERY * self.line_every) == 0:
-            tap = GradientTap(self.model.module)
+    def _gradients(self, batches: Iterator[Batch]) -> tuple[Tensor, int]:
+        """The gradient of the next batch, averaged over the ranks, in .grad; its loss and how many samples it has."""
+        batch = next(batches)
         self.optimizer.zero_grad()
         self.clock.forward()
         loss = self.recipe.loss(self.model, batch)
         loss.backward()
         self.clock.backward_done()
+        return loss.detach(), samples_in(batch)
+
+    def _train_step(self, batches: Iterator[Batch]) -> None:
+        tap = None
+        if self.plan.histograms and self.step % (HISTOGRAM_EVERY * self.line_every) == 0:
+            tap = GradientTap(self.module)
+        loss, num_samples = self._gradients(batches)
         if tap is not None:
             self._report_histograms(tap)
         self.recipe.clip(self.model.parameters(), self.method)
         self.optimizer.step()
         self.schedule.step()
         self.step += 1
-        self.samples += samples_in(batch) * self.net.size
-        self.losses += loss.detach()
+        self.samples += num_samples * self.net.size
+        self.losses += loss
 
     def _report_histograms(self, tap: GradientTap) -> None:
         tap.close()
-        found = histograms(self.spec, self.method, self.model.module, tap, self.step, self.net)
+        found = histograms(self.spec, self.method, self.module, tap, self.step, self.net)
         if found is not None:
             self.report(found)
 
@@ -209,7 +223,7 @@ class Training:
         return stop > 0
 
     def _finish_epoch(self) -> None:
-        self.metric = evaluate(self.recipe, self.model, self.method, self.net)
+        self.metric = evaluate(self.recipe, self.module, self.method, self.net)
         so_far = self.tally
         if self.net.rank == 0:
             self.report(
@@ -233,7 +247,7 @@ class Training:
         so_far = self.tally
         assert self.metric is not None
         most = torch.tensor(float(so_far.bytes_sent), dtype=torch.float64, device=self.net.device)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        self.net.all_reduce(most, largest=True)
         outcome = Outcome(
             spec=self.spec,
             metric=self.metric,
@@ -260,7 +274,7 @@ class Training:
         return {
             "epoch": self.epoch,
             "step": self.step,
-            "model": self.model.module.state_dict(),
+            "model": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "wire": self.wire.state_dict(),
@@ -274,7 +288,7 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.step = state["epoch"], state["step"]
-        self.model.module.load_state_dict(state["model"])
+        self.module.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.wire.load_state_dict(state["wire"])
@@ -300,36 +314,35 @@ class Training:
 
 
 @torch.no_grad()
-def evaluate(recipe: Recipe, model: DistributedDataParallel, method: thinwire.Method, net: TorchNet) -> float:
+def evaluate(recipe: Recipe, module: nn.Module, method: thinwire.Method, net: GroupNet) -> float:
     """The recipe's metric on the whole test set, every rank judging its part."""
-    module: nn.Module = model.module
     module.eval()
-    share_batch_statistics(module)
+    share_batch_statistics(module, net)
     # Methods that apply local gradients let replicas drift apart between averagings; what counts is the mean.
     totals = torch.zeros(recipe.num_scores, dtype=torch.float64)
-    with averaged(module, net.size) if method.averaging_interval else nullcontext():
+    with averaged(module, net) if method.averaging_interval else nullcontext():
         for batch in recipe.test_batches(rank=net.rank, world=net.size):
             totals += torch.tensor(recipe.score(module, batch), dtype=torch.float64)
     totals = totals.to(net.device)
-    dist.all_reduce(totals)
+    net.all_reduce(totals)
     return recipe.judge(*totals.tolist())
 
 
-def share_batch_statistics(module: nn.Module) -> None:
+def share_batch_statistics(module: nn.Module, net: GroupNet) -> None:
     """Give all ranks rank 0's running means and variances, the ones that DDP would have given them at every step."""
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             for buffer in part.buffers():
-                dist.broadcast(buffer, 0)
+                net.broadcast(buffer, 0)
 
 
 @contextmanager
-def averaged(module: nn.Module, world: int) -> Iterator[None]:
+def averaged(module: nn.Module, net: GroupNet) -> Iterator[None]:
     """The module with the mean of all ranks' parameters, for the time of the block."""
     own = [parameter.clone() for parameter in module.parameters()]
     for parameter in module.parameters():
-        dist.all_reduce(parameter.data)
-        parameter.div_(world)
+        net.all_reduce(parameter.data)
+        parameter.div_(net.size)
     try:
         yield
     finally:  # in place: others may hold these tensors
@@ -337,8 +350,8 @@ def averaged(module: nn.Module, world: int) -> Iterator[None]:
             parameter.copy_(before)
 
 
-def mean_over_workers(net: TorchNet, *values: float) -> tuple[float, ...]:
-    """The mean of each value over the ranks of the default group."""
+def mean_over_workers(net: GroupNet, *values: float) -> tuple[float, ...]:
+    """The mean of each value over the ranks of the net."""
     sums: Tensor = torch.tensor(values, dtype=torch.float64, device=net.device)
-    dist.all_reduce(sums)
+    net.all_reduce(sums)
     return tuple((sums / net.size).tolist())

@@ -1,0 +1,124 @@
+"""`thinwire train --in-process`: workers that are threads do what worker processes do."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import data_folders
+import pytest
+import torch
+from test_train import command
+
+from thinwire.recipes import RECIPES
+from thinwire.recipes.events import Epoch, Event
+from thinwire.recipes.loop import Plan
+from thinwire.recipes.threads import ThreadTraining
+from thinwire.transport import ThreadNet, ThreadWorld
+
+SPECS = ("gtopk:density=0.01", "dense", "terngrad", "blocksign", "dropping:density=0.05,local=partial,sync_every=20")
+
+
+def trained(folder: Path, *more: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The epochs and the summary of three workers on the digits."""
+    method, *others = SPECS
+    done = command(
+        "thinwire",
+        "train", "--workers", "3", "--epochs", "2", "--method", method, "--compare", ",".join(others), "--out",
+        str(folder), *more,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    return [line for line in lines if line["kind"] == "epoch"], {run["spec"]: run for run in summary["runs"]}
+
+
+def test_threads_learn_and_count_what_processes_do(tmp_path: Path) -> None:
+    epochs, summary = trained(tmp_path / "processes")
+    thread_epochs, thread_summary = trained(tmp_path / "threads", "--in-process")
+    assert len(epochs) == len(thread_epochs) == 2 * len(SPECS)
+    for one, other in zip(epochs, thread_epochs, strict=True):
+        assert one["spec"] == other["spec"]
+        assert other["loss"] == pytest.approx(one["loss"], rel=2e-3), one["spec"]
+        assert abs(other["metric"] - one["metric"]) < 1.5, one["spec"]
+    for spec in SPECS:
+        # Processes exchange bucket by bucket and compare their pace: a few headers and bytes more.
+        assert thread_summary[spec]["bytes_sent"] == pytest.approx(summary[spec]["bytes_sent"], rel=0.02), spec
+    assert json.loads((tmp_path / "threads" / "config.json").read_text())["in_process"] is True
+
+
+def test_every_rank_has_random_numbers_of_its_own_and_a_run_repeats(tmp_path: Path) -> None:
+    folder = data_folders.write_all(tmp_path)
+
+    def losses() -> list[float]:
+        found: list[float] = []
+        world = ThreadWorld(2, 60, one_at_a_time=True)
+
+        def report(event: Event) -> None:
+            if isinstance(event, Epoch):
+                found.append(event.loss)
+
+        def work(net: ThreadNet) -> list[float]:
+            recipe = RECIPES["an4-gru"](folder)
+            recipe.set("batch_size", "4")
+            training = ThreadTraining(recipe, "dgc:density=0.1", Plan(2, 3), net, report)
+            training.run(None, 0, [], stop=lambda: False)
+            return [float(p.detach().double().sum()) for p in training.module.parameters()]
+
+        first, second = world.run(work)
+        assert first == second, "replicas must be equal"
+        return found
+
+    torch.manual_seed(0)
+    once = losses()
+    torch.manual_seed(1)
+    assert losses() == once
+
+
+def test_ranks_take_turns_and_one_failure_ends_all() -> None:
+    world = ThreadWorld(4, 30, one_at_a_time=True)
+    order: list[int] = []
+
+    def work(net: ThreadNet) -> None:
+        for _ in range(3):
+            with world.turn(net.rank):
+                order.append(net.rank)
+        if net.rank == 2:
+            raise ValueError("rank 2 has had enough")
+        with world.turn(net.rank):
+            pass
+        net.all_reduce(torch.ones(1))
+
+    with pytest.raises(ValueError, match="had enough"):
+        world.run(work)
+    assert order == [0, 1, 2, 3] * 3
+    assert threading.active_count() < 20
+
+
+def test_runs_of_threads_cannot_be_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"in_process": True, "recipe": "digits", "workers": 2}))
+    done = command("thinwire", "train", "--resume", str(folder))
+    assert done.returncode == 2 and "keeps no checkpoints" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_exclude_that_matches_nothing_is_one_sentence(tmp_path: Path) -> None:
+    done = command(
+        "thinwire", "train", "--workers", "2", "--epochs", "1", "--in-process", "--method", "dgc:exclude=nothing.*"
+    )
+    assert done.returncode != 0 and "matches no parameter" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_precision_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
+    folder = data_folders.write_all(tmp_path)
+    recipe = RECIPES["mnist-lenet"](folder)
+    recipe.set("precision", "bf16")
+    module = recipe.placed(recipe.model())
+    loss = recipe.loss(module, next(recipe.test_batches(rank=0, world=1)))
+    assert loss.dtype == torch.float32 and next(module.parameters()).dtype == torch.float32
+    recipe.set("precision", "fp8")
+    with pytest.raises(ValueError, match="precision must be one of fp32, bf16"):
+        recipe.placed(recipe.model())

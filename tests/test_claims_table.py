@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import claims_table
 from claimed import CLAIMS, Claim, Row
+from claims import RUNS
 from kept_runs import keep, write_folder
 
 from thinwire.report import inputs
@@ -74,6 +76,13 @@ def test_what_is_not_there_and_what_diverged_is_said(results: Path) -> None:
         claims_table.find("digits-s0", results)
     with pytest.raises(ValueError, match=r"no summary\.json"):
         keep(report_inputs.write_run(results / "going", ["dense"], finished=False), results)
+
+
+def test_every_claim_names_a_run_that_is_planned() -> None:
+    for claim in CLAIMS:
+        for row in claim.rows:
+            for pattern in (row.runs, row.dense or claim.dense):
+                assert any(fnmatchcase(name, pattern) for name in RUNS), pattern
 
 
 def test_the_claims_can_be_printed_before_anything_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

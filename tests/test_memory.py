@@ -236,7 +236,7 @@ def test_a_rate_of_zero_divides_nothing() -> None:
     seed=st.integers(0, 2**32 - 1), clip=st.sampled_from([1e-3, 0.5, 4.0, 1e6]), ranks=st.sampled_from([1, 2, 3, 16])
 )
 def test_local_clipping(seed: int, clip: float, ranks: int) -> None:
-    """The whole gradient is scaled as clip_grad_norm_ scales it, at clip / sqrt(N), before it is accumulated."""
+    """The whole gradient is scaled as clip_grad_norm_ scales it, at clip * sqrt(N), before it is accumulated."""
     memory = LocalClipping(ErrorFeedback(), clip, ranks)
     driver = Driver(memory, seed, changing)
     total = {name: np.zeros(n) for name, n in SIZES.items()}
@@ -245,7 +245,7 @@ def test_local_clipping(seed: int, clip: float, ranks: int) -> None:
         parameters = [torch.nn.Parameter(torch.zeros(n)) for n in SIZES.values()]
         for parameter, name in zip(parameters, NAMES, strict=True):
             parameter.grad = torch.from_numpy(driver.gradients[step][name].copy())
-        torch.nn.utils.clip_grad_norm_(parameters, clip / ranks**0.5)
+        torch.nn.utils.clip_grad_norm_(parameters, clip * ranks**0.5)
         for parameter, name in zip(parameters, NAMES, strict=True):
             total[name] += parameter.grad.double().numpy()
     for name in NAMES:

@@ -174,9 +174,9 @@ class DGC(Method):
 
     Tensors of fewer than ``dense_below`` elements, and one-dimensional ones, travel dense in the same frame; 0
     compresses everything. ``warmup`` as a number is the length in steps of the paper's 25 %, 6.25 %, ... ramp.
-    ``clip_norm`` (here and in every method that accumulates) scales each worker's gradient down to a norm of
-    clip_norm / sqrt(N) before it is accumulated (section 2.2), and weight decay is added behind that; the exchange then
-    waits for the whole model.
+    ``clip_norm`` (here and in every method that accumulates) is the norm at which the mean gradient would be clipped:
+    each worker's own is scaled down to clip_norm * sqrt(N) before it is accumulated (section 2.2, see LocalClipping),
+    weight decay is added behind that, and the exchange waits for the whole model.
     ``values`` is how the chosen values travel ("fp32", "fp16", "bf16", "int8", "int4"); what rounding takes away stays
     in the residual. ``residual="bf16"`` (here and in every method with a memory) keeps residuals and velocities in half
     the memory, rounded up or down by chance so that on average nothing is lost.

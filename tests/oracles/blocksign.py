@@ -56,7 +56,7 @@ def simulate(
         mu = sgd.momentum_at(t)
         g = [problem.gradient(x, i, t) for i in range(N)]
         if clip_norm is not None:
-            g = [clip(gradient, clip_norm * N**-0.5) for gradient in g]  # as in DGC 2.2
+            g = [clip(gradient, clip_norm * N**0.5) for gradient in g]  # as in DGC 2.2
         entered, answered = copy(zeros), copy(x)
         for name, w in x.items():
             eta = sgd.lr_at(t, name)

@@ -43,7 +43,8 @@ def simulate(
         for r in range(N):
             g = problem.gradient(w, r, t)  # Alg. 3 lines 3-7
             if clip_norm is not None:
-                g = clip(g, clip_norm * N**-0.5)  # "we scale the threshold by N^-1/2", before accumulation
+                # "We scale the threshold by N^-1/2", before accumulation; Eq. 3's gradients carry 1/N, ours do not.
+                g = clip(g, clip_norm * N**-0.5 * N)
             for name in w:
                 if momentum_correction:
                     d = g[name] + sgd.weight_decay_of(name) * w[name]

@@ -40,7 +40,7 @@ def simulate(
         for r in range(N):
             g = problem.gradient(w[r], r, t)  # line 2
             if clip_norm is not None:
-                g = clip(g, clip_norm * N**-0.5)  # as in DGC 2.2; L is the clipped gradient, too
+                g = clip(g, clip_norm * N**0.5)  # as in DGC 2.2; L is the clipped gradient, too
             x = flatten(g, names)
             if momentum_correction:  # DGC's Eq. 4 / Eq. 7 in front, without masking
                 assert isinstance(optimizer, SGD) and not optimizer.bias_group

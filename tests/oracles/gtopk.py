@@ -74,7 +74,7 @@ def simulate(
         for r in range(N):
             x = problem.gradient(w, r, t)  # Alg. 4 line 3
             if clip_norm is not None:
-                x = clip(x, clip_norm * N**-0.5)  # as in DGC 2.2
+                x = clip(x, clip_norm * N**0.5)  # as in DGC 2.2
             if momentum_correction:  # DGC's Eq. 4 / Eq. 7 in front, without masking
                 assert isinstance(optimizer, SGD)
                 for name in w:

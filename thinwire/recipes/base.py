@@ -96,7 +96,7 @@ class Recipe(ABC):
         """The method as this recipe runs it; what differs from what was asked for shows in its string.
 
         Where the recipe clips gradients and the method accumulates them, every worker clips its own before it does
-        (DGC, section 2.2: at clip_norm / sqrt(N)), unless the method was given a threshold of its own.
+        (DGC, section 2.2; see LocalClipping), unless the method was given a threshold of its own.
         """
         if self.clip_norm is None or getattr(method, "clip_norm", self.clip_norm) is not None:
             return method

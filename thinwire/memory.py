@@ -364,8 +364,9 @@ class LocalClipping:
     """A policy around a memory: a worker's whole gradient is clipped before it is accumulated (DGC, section 2.2).
 
     The paper scales the threshold by N^-1/2 for gradients that carry a factor 1/N already (Eq. 3) and are added up.
-    Ours are averaged, so they are N times as long and the threshold is clip_norm * sqrt(N): where the workers' gradients
-    are independent, as the paper assumes, their mean then has a norm of about clip_norm, as if it had been clipped itself.
+    Ours are averaged, so they are N times as long and the threshold is clip_norm * sqrt(N): where the workers'
+    gradients are independent, as the paper assumes, their mean then has a norm of about clip_norm, as if it had been
+    clipped itself.
     """
 
     def __init__(self, inner: Any, clip_norm: float, ranks: int) -> None:

@@ -17,6 +17,7 @@ from thinwire.kernels import (
     remaining,
     scatter_add,
     subtract_at,
+    ternarize_packed,
     unpack_bits,
     unpack_trits,
 )
@@ -108,7 +109,60 @@ class Ternary:
         x.sub_(self.values())
 
 
-Payload = Sparse | Signs | Ternary
+@dataclass(frozen=True)
+class TernaryDraw:
+    """A ``Ternary`` that is not drawn yet: every tensor's gradient where it lies, its scale, limit and random stream.
+
+    Random numbers come from counters, so every draw of it, and of any piece of it, gives the same trits. A codec draws
+    them straight into a frame. The gradient must stay as it is as long as this is used.
+    """
+
+    parts: tuple[Tensor, ...]  # T vectors, float32
+    scales: Tensor  # (T,) float32
+    limits: Tensor | None  # (T,) float32
+    keys: tuple[int, ...]
+    counters: tuple[int, ...]  # where each part begins in its tensor
+
+    @property
+    def numel(self) -> int:
+        return sum(part.numel() for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.numel // 5)
+
+    def cut(self, pieces: Sequence[tuple[int, int, int]]) -> TernaryDraw:  # (place of the tensor, start, stop)
+        places = [place for place, _, _ in pieces]
+        scales, limits = self.scales, self.limits
+        if places != list(range(len(self.parts))):
+            chosen = torch.tensor(places, dtype=torch.int64).to(scales.device)
+            scales, limits = scales[chosen], None if limits is None else limits[chosen]
+        return TernaryDraw(
+            tuple(self.parts[place][start:stop] for place, start, stop in pieces),
+            scales,
+            limits,
+            tuple(self.keys[place] for place in places),
+            tuple(self.counters[place] + start for place, start, _ in pieces),
+        )
+
+    def write(self, out: Tensor) -> None:  # (nbytes,) uint8
+        ternarize_packed(self.parts, self.scales, self.keys, self.limits, self.counters, out)
+
+    def drawn(self) -> Ternary:
+        packed = ternarize_packed(self.parts, self.scales, self.keys, self.limits, self.counters)
+        return Ternary(packed, self.scales, tuple((part.numel(), 1) for part in self.parts))
+
+    def values(self) -> Tensor:  # (n,) float32
+        return self.drawn().values()
+
+    def add_to(self, out: Tensor) -> None:
+        self.drawn().add_to(out)
+
+    def subtract_from(self, x: Tensor) -> None:
+        self.drawn().subtract_from(x)
+
+
+Payload = Sparse | Signs | Ternary | TernaryDraw
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.codecs.frame import Header, as_bytes, build, frame_size, open_frame
+from thinwire.codecs.frame import HEADER_NBYTES, Header, as_bytes, build, frame_size, header_words, open_frame
 from thinwire.errors import FrameError
-from thinwire.kernels import Runs, pack_uints, unpack_uints
+from thinwire.kernels import Runs, encode_ternary_frame, on_gpu, pack_uints, unpack_uints
 from thinwire.layout import Turn
-from thinwire.payloads import Signs, Ternary
+from thinwire.payloads import Signs, Ternary, TernaryDraw
 
 
 def count_blocks(blocks: Runs) -> int:
@@ -67,10 +67,21 @@ class TernaryCodec:
     def nbytes(self, numel: int, num_scales: int, tail: int) -> int:
         return frame_size(4 * tail, 4 * num_scales, -(-numel // 5))
 
-    def encode(self, turn: Turn, payload: Ternary, tail: Tensor, with_scales: bool) -> Tensor:
+    def encode(self, turn: Turn, payload: Ternary | TernaryDraw, tail: Tensor, with_scales: bool) -> Tensor:
         scales = payload.scales if with_scales else payload.scales[:0]
         header = _header(turn, "ternary", payload.numel, scales.numel(), tail)
-        return build(header, [as_bytes(tail), as_bytes(scales), payload.packed], flag=turn.alarm.flag)
+        trits: Tensor | TernaryDraw
+        if isinstance(payload, Ternary):
+            trits = payload.packed
+        elif on_gpu(tail.device) and payload.numel < 1 << 31:
+            body = self.nbytes(payload.numel, scales.numel(), tail.numel()) - HEADER_NBYTES
+            return encode_ternary_frame(
+                header_words(header, body), tail, scales.numel(), payload.parts, payload.scales, payload.keys,
+                payload.limits, payload.counters, turn.alarm.flag,
+            )  # fmt: skip
+        else:
+            trits = payload
+        return build(header, [as_bytes(tail), as_bytes(scales), trits], flag=turn.alarm.flag)
 
     def decode(
         self,

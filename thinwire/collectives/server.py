@@ -17,10 +17,10 @@ from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, TernaryCodec
 from thinwire.codecs.dense import count_blocks
 from thinwire.collectives.shards import Shard, scale_places, shards
 from thinwire.collectives.stateless import StatelessCollective
-from thinwire.kernels import block_expand, blockwise_sign, coin, gather_trits, stream_key
+from thinwire.kernels import block_expand, blockwise_sign, coin, stream_key
 from thinwire.layout import Layout, Turn
 from thinwire.memory import NamedState, RateRatio
-from thinwire.payloads import Accepted, DenseResult, Payload, Signs, Ternary
+from thinwire.payloads import Accepted, DenseResult, Payload, Signs, TernaryDraw
 from thinwire.transport import Net
 
 VOTE_RANK = 0xFFFFFFFF  # the "rank" whose random stream breaks ties of a vote, wherever it is counted
@@ -215,7 +215,7 @@ class TernaryServer(Server):
         self.share_scaler = share_scaler
 
     @staticmethod
-    def _piece_scales(payload: Ternary, shard: Shard) -> Tensor:  # -> (pieces,) float32
+    def _piece_scales(payload: TernaryDraw, shard: Shard) -> Tensor:  # -> (pieces,) float32
         # Coded segments come first in a layout, so a piece's place is also its tensor's place among the scalers.
         places = torch.tensor([piece.place for piece in shard.pieces], dtype=torch.int64)
         return payload.scales[places.to(payload.scales.device)]
@@ -223,10 +223,8 @@ class TernaryServer(Server):
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         return TernaryCodec().nbytes(shard.numel, 0 if self.share_scaler else len(shard.pieces), shard.tail_numel)
 
-    def push(self, turn: Turn, payload: Ternary, shard: Shard, tail: Tensor) -> Tensor:
-        spans = [piece.span for piece in shard.pieces]
-        packed = payload.packed if shard.numel == payload.numel else gather_trits(payload.packed, spans)
-        part = Ternary(packed, self._piece_scales(payload, shard), shard.piece_runs())
+    def push(self, turn: Turn, payload: TernaryDraw, shard: Shard, tail: Tensor) -> Tensor:
+        part = payload.cut([(piece.place, piece.start, piece.stop) for piece in shard.pieces])
         return TernaryCodec().encode(turn, part, tail, with_scales=not self.share_scaler)
 
     def reply_nbytes(self, shard: Shard, size: int) -> int:
@@ -234,8 +232,10 @@ class TernaryServer(Server):
             return LevelsCodec().nbytes(shard.numel, size, shard.tail_numel)
         return FloatsCodec().nbytes(shard.numel, shard.tail_numel)
 
-    def answer(self, turn: Turn, payload: Ternary, frames: list[Tensor], shard: Shard, net: Net, nbytes: int) -> Tensor:
-        device, runs = payload.packed.device, shard.piece_runs()
+    def answer(
+        self, turn: Turn, payload: TernaryDraw, frames: list[Tensor], shard: Shard, net: Net, nbytes: int
+    ) -> Tensor:
+        device, runs = payload.scales.device, shard.piece_runs()
         shared = self._piece_scales(payload, shard) if self.share_scaler else None
         levels = torch.zeros(shard.numel, dtype=torch.int32, device=device)
         total = torch.zeros(0 if self.share_scaler else shard.numel, dtype=torch.float32, device=device)
@@ -253,9 +253,9 @@ class TernaryServer(Server):
         return FloatsCodec().encode(turn, total.div_(net.size), dense, nbytes)
 
     def read(
-        self, turn: Turn, payload: Ternary, frame: Tensor, shard: Shard, net: Net, origin: str
+        self, turn: Turn, payload: TernaryDraw, frame: Tensor, shard: Shard, net: Net, origin: str
     ) -> tuple[Tensor, Tensor]:
-        device = payload.packed.device
+        device = payload.scales.device
         if not self.share_scaler:
             return FloatsCodec().decode(turn, frame, shard.numel, shard.tail_numel, device, origin)
         levels, tail = LevelsCodec().decode(turn, frame, shard.numel, net.size, shard.tail_numel, device, origin)

@@ -203,18 +203,25 @@ def scatter_add(
         _home(parts[0]).scatter_add(parts, starts, lists, scale)
 
 
-def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    return _home(parts[0], _total(parts)).moments(parts) if parts else reference.moments(parts)
+def clipped_scalers(parts: Sequence[Tensor], clip_sigma: float | None) -> tuple[Tensor, Tensor | None]:
+    home = _home(parts[0], _total(parts)) if parts else reference
+    return home.clipped_scalers(parts, clip_sigma)
 
 
 def ternarize_packed(
-    parts: Sequence[Tensor], scales: Tensor, keys: Sequence[int], limits: Tensor | None = None
+    parts: Sequence[Tensor],
+    scales: Tensor,
+    keys: Sequence[int],
+    limits: Tensor | None = None,
+    counters: Sequence[int] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    return _home(scales, _total(parts)).ternarize_packed(parts, scales, keys, limits)
+    return _home(scales, _total(parts)).ternarize_packed(parts, scales, keys, limits, counters, out)
 
 
-def gather_trits(packed: Tensor, spans: Sequence[slice]) -> Tensor:
-    return _home(packed).gather_trits(packed, spans)
+def encode_ternary_frame(*arguments: Any) -> Tensor:
+    """A whole frame of trits, drawn and written by the device; only on a GPU."""
+    return _home(arguments[4]).encode_ternary_frame(*arguments)
 
 
 def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:
@@ -284,19 +291,19 @@ __all__ = [
     "blockwise_sign",
     "checksum",
     "checksum_around",
+    "clipped_scalers",
     "coin",
     "contained",
     "describe",
     "encode_rice_frame",
+    "encode_ternary_frame",
     "error_step",
     "first_nonfinite",
     "frame_heads",
-    "gather_trits",
     "home_name",
     "int8_dequantize",
     "int8_quantize",
     "launch_rice_indices",
-    "moments",
     "on_gpu",
     "pack_bits",
     "pack_trits",

@@ -14,45 +14,48 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.gpu.bits import bits_of
 from thinwire.kernels.gpu.sparse_frames import mix
 from thinwire.kernels.gpu.tables import cached, cuts_of, pointers, tiles_of
 from thinwire.kernels.reference import ROUNDING, stream_salt
 
 _TILE = 8192  # elements whose moments one program takes
+_BITE = 1024
 _WORDS = 256  # words of packed trits, twenty in each, that one program writes: one a thread
 _HEADER_WORDS = 9
 _STEP_WORD = 6
 
 
 @triton.jit
-def _moments_of(part, count, means, squares, largest, WHOLE: tl.constexpr, TILE: tl.constexpr):
-    i = tl.arange(0, TILE)
-    if WHOLE:
-        x = tl.load(part + i)
-        mean = tl.sum(x, axis=0) * (1.0 / TILE)
-        away = x - mean
-    else:
-        x = tl.load(part + i, mask=i < count, other=0.0)
-        mean = tl.sum(x, axis=0) / count
-        away = tl.where(i < count, x - mean, 0.0)
-    tl.store(means, mean)
-    tl.store(squares, tl.sum(away * away, axis=0))
-    tl.store(largest, tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0))
-
-
-@triton.jit
-def _tile_moments(tile_segment, tile_offset, parts, numels, means, squares, largest, TILE: tl.constexpr):
+def _tile_moments(
+    tile_segment, tile_offset, parts, numels, means, squares, largest, TILE: tl.constexpr, BITE: tl.constexpr
+):
     tile = tl.program_id(0)
     segment, offset = tl.load(tile_segment + tile), tl.load(tile_offset + tile)
-    count = tl.load(numels + segment) - offset
+    count = tl.minimum(tl.load(numels + segment) - offset, TILE)
     address = tl.load(parts + segment) + offset.to(tl.int64) * 4
-    part = address.to(tl.pointer_type(tl.float32))
-    if (address % 16 == 0) & (count >= TILE):  # without a mask, loads are wide
-        _moments_of(tl.multiple_of(part, 16), TILE, means + tile, squares + tile, largest + tile, True, TILE)
-    else:
-        _moments_of(
-            part, tl.minimum(count, TILE), means + tile, squares + tile, largest + tile, False, TILE
-        )  # fmt: skip
+    if (address % 16 == 0) & (count == TILE):  # without a mask, loads are wide
+        x = tl.load(tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16) + tl.arange(0, TILE))
+        mean = tl.sum(x, axis=0) * (1.0 / TILE)
+        away = x - mean
+        tl.store(means + tile, mean)
+        tl.store(squares + tile, tl.sum(away * away, axis=0))
+        tl.store(largest + tile, tl.max(bits_of(x), axis=0))
+    else:  # in small bites: the registers of this path count for the other one, too
+        part, i = address.to(tl.pointer_type(tl.float32)), tl.arange(0, BITE)
+        total, most, spread = tl.zeros((BITE,), tl.float32), tl.zeros((BITE,), tl.int32), tl.zeros((BITE,), tl.float32)
+        for start in range(0, count, BITE):
+            x = tl.load(part + start + i, mask=start + i < count, other=0.0)
+            total += x
+            most = tl.maximum(most, bits_of(x))
+        mean = tl.sum(total, axis=0) / count
+        for start in range(0, count, BITE):
+            inside = start + i < count
+            away = tl.where(inside, tl.load(part + start + i, mask=inside, other=0.0) - mean, 0.0)
+            spread += away * away
+        tl.store(means + tile, mean)
+        tl.store(squares + tile, tl.sum(spread, axis=0))
+        tl.store(largest + tile, tl.max(most, axis=0))
 
 
 @triton.jit
@@ -100,8 +103,9 @@ def _measured(parts: Sequence[Tensor], sigma: float) -> Tensor:  # T vectors -> 
     lengths = cached(numels, torch.int32, device)
     if tiles.total:
         _tile_moments[(tiles.total,)](
-            tiles.segment, tiles.offset, pointers(parts, device), lengths, means, squares, largest, _TILE, num_warps=8
-        )
+            tiles.segment, tiles.offset, pointers(parts, device), lengths, means, squares, largest, _TILE, _BITE,
+            num_warps=8,
+        )  # fmt: skip
     _segment_scalers[(len(parts),)](
         cached(tuple(tiles.first), torch.int32, device), lengths, means, squares, largest, *measured.unbind(), sigma,
         ROUNDING, _TILE, 4096, num_warps=16,
@@ -120,37 +124,65 @@ def clipped_scalers(parts: Sequence[Tensor], clip_sigma: float | None) -> tuple[
 
 
 @triton.jit
-def _trit(x, i, key, salt, scale, limit):
-    """-1, 0 or 1 for one element: random(key, i) decides (TernGrad, Eq. 1, 3 and 21); a nan is never kept."""
-    drawn = mix(mix(i.to(tl.uint32) ^ key) ^ salt) >> 8
-    bar = drawn.to(tl.float32) * 5.9604644775390625e-08 * scale
-    keep = (bar < tl.abs(x)) & (bar < limit)
-    sign = (x.to(tl.int32, bitcast=True) >> 31) | 1  # a zero is never kept
-    return tl.where(keep, sign, 0).to(tl.uint32, bitcast=True)
+def _trit(x, i, key, salt, small, scale, limit):
+    """-1.0, 0.0 or 1.0 for one element: random(key, i) decides (TernGrad, Eq. 1, 3 and 21); a nan is never kept.
+
+    ``small * scale`` is 2**-32 times the tensor's scaler.
+    """
+    drawn = mix(mix(i.to(tl.uint32) ^ key) ^ salt) & 0xFFFFFF00  # 24 bits: exact as a float
+    bar = drawn.to(tl.float32) * small * scale
+    magnitude = tl.minimum(tl.abs(x), limit, propagate_nan=tl.PropagateNan.ALL)
+    kept = tl.where(bar < magnitude, 1.0, 0.0)
+    sign = x.to(tl.int32, bitcast=True) & -0x80000000
+    return (kept.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _weight(place):
+    """Of the trit at this place of a word, in its half of the word: a power of 3, in the lower or the upper byte."""
+    power = place % 5
+    weight = tl.where(power == 0, 1, tl.where(power == 1, 3, tl.where(power == 2, 9, tl.where(power == 3, 27, 81))))
+    return tl.where((place // 5) % 2 == 0, weight, weight * 256).to(tl.float32)
 
 
 @triton.jit
 def _trit_words(part, first, count, counter, key, salt, scale, limit, WHOLE: tl.constexpr, WORDS: tl.constexpr):
     """WORDS words of four bytes of five trits each, of the elements from ``first`` on; those outside of the part are 0.
 
-    Every thread takes four neighbouring elements at a time, of the twenty that make up a word.
+    Every thread takes four neighbouring elements at a time, of the twenty that make up a word. Weighted trits are added
+    up as floats, a half word each, which is exact: the units that do it have nothing else to do.
     """
     row, column = tl.arange(0, WORDS)[:, None] * 20, tl.arange(0, 4)[None, :]
-    word = tl.full((WORDS,), 0x79797979, tl.uint32) if WHOLE else tl.zeros((WORDS,), tl.uint32)  # 121: five zero trits
-    for group in tl.static_range(5):
-        place = column + 4 * group  # of the element inside its word
-        i = first + row + 4 * group + column
-        if WHOLE:
+    low, high = tl.zeros((WORDS, 4), tl.float32), tl.zeros((WORDS, 4), tl.float32)
+    if WHOLE:
+        for group in tl.static_range(5):
+            place = column + 4 * group  # of the element inside its word
+            i = first + row + place
             x = tl.load(part + i)
-            digit = _trit(x, i + counter, key, salt, scale, limit)
-        else:
+            term = _trit(x, i + counter, key, salt, scale * 2.3283064365386963e-10, 1.0, limit) * _weight(place)
+            if group < 2:
+                low += term
+            elif group > 2:
+                high += term
+            else:
+                low += tl.where(place < 10, term, 0.0)
+                high += tl.where(place < 10, 0.0, term)
+        halves = 121.0 * 257.0  # a trit of 0 travels as 1
+    else:
+        for group in range(5):  # no copies of it: the registers of this path count for the other one, too
+            place = column + 4 * group
+            i = first + row + place
             inside = (i >= 0) & (i < count)
             x = tl.load(part + i, mask=inside, other=0.0)
-            digit = tl.where(inside, _trit(x, i + counter, key, salt, scale, limit) + 1, 0)
-        power = place % 5
-        weight = tl.where(power == 0, 1, tl.where(power == 1, 3, tl.where(power == 2, 9, tl.where(power == 3, 27, 81))))
-        word += tl.sum(digit * (weight.to(tl.uint32) << (8 * (place // 5)).to(tl.uint32)), axis=1).to(tl.uint32)
-    return word
+            term = _trit(x, i + counter, key, salt, 2.3283064365386963e-10, scale, limit) + 1.0
+            term = tl.where(inside, term * _weight(place), 0.0)
+            low += tl.where(place < 10, term, 0.0)
+            high += tl.where(place < 10, 0.0, term)
+        halves = 0.0
+    low_half, high_half = tl.sum(low, axis=1) + halves, tl.sum(high, axis=1) + halves
+    return low_half.to(tl.int32).to(tl.uint32, bitcast=True) | (
+        high_half.to(tl.int32).to(tl.uint32, bitcast=True) << 16
+    )
 
 
 @triton.jit
@@ -164,13 +196,15 @@ def _tile_words(
     address = tl.load(parts + segment)
     offset = element - tl.load(starts + segment)
     inside_one = (last - first == 1) & (element + WORDS * 20 <= tl.load(ends + segment))
-    if inside_one & (address % 16 == 0) & (offset % 4 == 0):
+    scale = tl.load(scales + segment)
+    exact = (scale >= 1e-27) | (scale == 0.0)  # so that 2**-32 times it is, too
+    if inside_one & (address % 16 == 0) & (offset % 4 == 0) & exact:
         key, salt = tl.load(keys + segment), tl.load(salts + segment)
         limit = tl.load(limits + segment) if CLIPPED else float("inf")
         word = _trit_words(
             tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16), offset // 4 * 4, 0,
             tl.load(counters + segment), key.to(tl.uint32, bitcast=True), salt.to(tl.uint32, bitcast=True),
-            tl.load(scales + segment), limit, True, WORDS,
+            scale, limit, True, WORDS,
         )  # fmt: skip
     else:
         word = tl.zeros((WORDS,), tl.uint32)

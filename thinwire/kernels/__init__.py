@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import cpu, reference
+from thinwire.kernels import cpu, cpu_serving, reference, serving
 from thinwire.kernels.reference import (
     RiceStream,
     Runs,
@@ -115,6 +115,11 @@ def _home(tensor: Tensor, numel: int | None = None) -> Any:
     home = _kernels(tensor.device.type)
     fits = home is cpu or (tensor.numel() if numel is None else numel) < 1 << 31  # Triton's kernels count with 32 bits
     return home if fits else reference
+
+
+def _serving(tensor: Tensor) -> Any:
+    """The home of what servers do: native, or plain torch."""
+    return cpu_serving if _home(tensor) is cpu else serving
 
 
 def _total(parts: Sequence[Tensor]) -> int:
@@ -232,6 +237,34 @@ def add_signs(out: Tensor, bits: Tensor, scales: Tensor, runs: Runs, factor: flo
     _home(out).add_signs(out, bits, scales, runs, factor)
 
 
+def sign_scales(x: Tensor, runs: Runs) -> Tensor:
+    return _serving(x).sign_scales(x, runs)
+
+
+def pack_signs(parts: Sequence[Tensor], out: Tensor) -> None:
+    _serving(out).pack_signs(parts, out)
+
+
+def subtract_own_signs(x: Tensor, scales: Tensor, runs: Runs) -> None:
+    _serving(x).subtract_own_signs(x, scales, runs)
+
+
+def add_mean_of_signs(out: Tensor, frames: Sequence[tuple[Tensor, Tensor]], runs: Runs) -> None:
+    _serving(out).add_mean_of_signs(out, frames, runs)
+
+
+def write_signs(parts: Sequence[Tensor], packed: Tensor, scales: Tensor, runs: Runs) -> None:
+    _serving(packed).write_signs(parts, packed, scales, runs)
+
+
+def sum_trits(frames: Sequence[Tensor], count: int, bits: int, out: Tensor) -> None:
+    _serving(out).sum_trits(frames, count, bits, out)
+
+
+def write_levels(parts: Sequence[Tensor], scales: Tensor, packed: Tensor, bits: int, ranks: int) -> bool:
+    return _serving(packed).write_levels(parts, scales, packed, bits, ranks)
+
+
 def checksum(words: Tensor, start: int = 0) -> Tensor:
     return _home(words).checksum(words, start)
 
@@ -285,6 +318,7 @@ __all__ = [
     "Runs",
     "Segments",
     "accumulate",
+    "add_mean_of_signs",
     "add_signs",
     "block_expand",
     "block_means",
@@ -306,6 +340,7 @@ __all__ = [
     "launch_rice_indices",
     "on_gpu",
     "pack_bits",
+    "pack_signs",
     "pack_trits",
     "pack_uints",
     "remaining",
@@ -318,8 +353,11 @@ __all__ = [
     "select_sampled",
     "select_scopes",
     "select_topk",
+    "sign_scales",
     "stream_key",
     "subtract_at",
+    "subtract_own_signs",
+    "sum_trits",
     "ternarize_packed",
     "uniform",
     "union_add",
@@ -327,5 +365,7 @@ __all__ = [
     "unpack_trits",
     "unpack_uints",
     "watch",
+    "write_levels",
+    "write_signs",
     "zero_at",
 ]

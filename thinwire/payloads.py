@@ -13,10 +13,12 @@ from thinwire.kernels import (
     add_signs,
     block_expand,
     pack_bits,
+    pack_signs,
     pack_trits,
     remaining,
     scatter_add,
     subtract_at,
+    subtract_own_signs,
     ternarize_packed,
     unpack_bits,
     unpack_trits,
@@ -68,6 +70,10 @@ class Signs:
     def packed(self) -> Tensor:  # -> (ceil(n/8),) uint8
         return pack_bits(self.bits) if self.bits.dtype == torch.bool else self.bits
 
+    def cut(self, spans: Sequence[slice], scales: Tensor, blocks: Runs) -> Signs:
+        negative = self.negative
+        return Signs(torch.cat([negative[span] for span in spans]) if spans else negative[:0], scales, blocks)
+
     def values(self) -> Tensor:  # (n,) float32
         magnitude = block_expand(self.scales, self.blocks)
         return torch.where(self.negative, -magnitude, magnitude)
@@ -77,6 +83,50 @@ class Signs:
 
     def subtract_from(self, x: Tensor) -> None:
         add_signs(x, self.bits, self.scales, self.blocks, -1.0)
+
+
+@dataclass(frozen=True)
+class SignsOf:
+    """The ``Signs`` of vectors where they lie: a codec writes the bits straight into a frame.
+
+    The vectors must stay as they are until what was sent is subtracted from them, which is the last use of this.
+    """
+
+    parts: tuple[Tensor, ...]  # vectors, float32, that are n elements together
+    scales: Tensor  # (B,) float32
+    blocks: Runs
+
+    @property
+    def numel(self) -> int:
+        return sum(part.numel() for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.numel // 8)
+
+    def cut(self, spans: Sequence[slice], scales: Tensor, blocks: Runs) -> SignsOf:
+        (x,) = self.parts
+        return SignsOf(tuple(x[span] for span in spans), scales, blocks)
+
+    def write(self, out: Tensor) -> None:  # (nbytes,) uint8
+        pack_signs(self.parts, out)
+
+    def written(self) -> Signs:
+        packed = torch.empty(self.nbytes, dtype=torch.uint8, device=self.scales.device)
+        self.write(packed)
+        return Signs(packed, self.scales, self.blocks)
+
+    def values(self) -> Tensor:  # (n,) float32
+        return self.written().values()
+
+    def add_to(self, out: Tensor) -> None:
+        self.written().add_to(out)
+
+    def subtract_from(self, x: Tensor) -> None:
+        if len(self.parts) == 1 and self.parts[0].data_ptr() == x.data_ptr():
+            subtract_own_signs(x, self.scales, self.blocks)
+        else:
+            self.written().subtract_from(x)
 
 
 @dataclass(frozen=True)
@@ -162,7 +212,7 @@ class TernaryDraw:
         self.drawn().subtract_from(x)
 
 
-Payload = Sparse | Signs | Ternary | TernaryDraw
+Payload = Sparse | Signs | SignsOf | Ternary | TernaryDraw
 
 
 @dataclass(frozen=True)
@@ -231,4 +281,19 @@ class SparseResult:
                 part.copy_(total / self.size)
 
 
-Result = DenseResult | SparseResult
+@dataclass(frozen=True)
+class WrittenResult:
+    """A group's mean that lies already where it was to go: one vector a segment."""
+
+    parts: Sequence[Tensor]
+
+    def flat(self, layout: Layout) -> Tensor:
+        return torch.cat(list(self.parts))
+
+    def write(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+        for part, mean in zip(parts, self.parts, strict=True):
+            if part.data_ptr() != mean.data_ptr():
+                part.copy_(mean)
+
+
+Result = DenseResult | SparseResult | WrittenResult

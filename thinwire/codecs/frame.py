@@ -98,15 +98,20 @@ def header_words(header: Header, body_nbytes: int) -> tuple[int, ...]:
 
 
 def build(
-    header: Header, sections: Sequence[Tensor | Section], nbytes: int | None = None, flag: Tensor | None = None
+    header: Header,
+    sections: Sequence[Tensor | Section],
+    nbytes: int | None = None,
+    flag: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:  # uint8 sections -> (B,) uint8
     """Put header and sections into one buffer, zero-filled up to ``nbytes`` where that is given.
 
-    ``flag`` is an alarm that only the device knows of yet.
+    ``flag`` is an alarm that only the device knows of yet; ``out`` is where the frame should lie, with its length.
     """
     device = next((section.device for section in sections if isinstance(section, Tensor)), torch.device("cpu"))
     body = frame_size(*(section.nbytes for section in sections)) - HEADER_NBYTES
-    frame = torch.empty(nbytes if nbytes is not None else HEADER_NBYTES + body, dtype=torch.uint8, device=device)
+    length = nbytes if nbytes is not None else HEADER_NBYTES + body
+    frame = out if out is not None else torch.empty(length, dtype=torch.uint8, device=device)
     assert frame.numel() >= HEADER_NBYTES + body, "a frame larger than its budget must not be built"
     if device.type == "cpu":
         frame[:HEADER_NBYTES] = torch.frombuffer(bytearray(pack_header(header, body)), dtype=torch.uint8)

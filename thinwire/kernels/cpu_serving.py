@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.kernels import cpu
-from thinwire.kernels.cpu import _pointers, _ready, _run_tables, _threads
+from thinwire.kernels.cpu import _int64s, _pointers, _ready, _threads
 from thinwire.kernels.reference import Runs
 
 
-def _table(runs: Runs) -> tuple[int, int, int]:
-    lengths, counts = _run_tables(runs)
-    return len(runs), lengths.data_ptr(), counts.data_ptr()
+@lru_cache(maxsize=256)
+def _table(runs: Runs) -> tuple[int, Any, Any]:
+    """How many runs, their lengths and their counts, as the library reads them."""
+    return len(runs), _int64s([length for length, _ in runs]), _int64s([count for _, count in runs])
 
 
 def sign_scales(x: Tensor, runs: Runs) -> Tensor:

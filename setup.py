@@ -25,7 +25,10 @@ setup(
     ext_modules=[
         Extension(
             "thinwire.kernels._native",
-            sources=[f"native/{name}.cpp" for name in ("accumulate", "select", "quantize", "ternary", "pack", "lists")],
+            sources=[
+                f"native/{name}.cpp"
+                for name in ("accumulate", "select", "quantize", "ternary", "pack", "lists", "server")
+            ],
             depends=["native/mix.h", "native/parallel.h"],
             # No contraction: the same rounding as plain torch, so that all kernels give the same bits.
             extra_compile_args=[

@@ -664,7 +664,7 @@ def fuzz(frames: int, seed: int, seconds: float, workers: int, library: str = ""
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 COMMON = ("-O1", "-g1", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra")
-SOURCES = ("pack", "accumulate", "quantize", "select", "ternary", "lists")
+SOURCES = ("pack", "accumulate", "quantize", "select", "ternary", "lists", "server")
 
 
 def compiler() -> str | None:

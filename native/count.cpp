@@ -23,7 +23,7 @@ void tw_pack_bits(const uint8_t* bits, int64_t n, uint8_t* out, int threads);
 void tw_moments(int64_t num_segments, const uint64_t* parts, const int64_t* numels, float* deviations, float* largest,
                 int threads);
 void tw_ternarize_packed(int64_t num_segments, const uint64_t* parts, const int64_t* numels, const float* scales,
-                         const float* limits, const uint32_t* keys, uint8_t* out, int threads);
+                         const float* limits, const uint32_t* keys, const int64_t* counters, uint8_t* out, int threads);
 uint32_t tw_checksum(const uint32_t* words, int64_t n, uint32_t start);
 void tw_select_scopes(const float* x, int64_t num_scopes, const int64_t* bounds, const int64_t* ks,
                       const int64_t* candidates, int64_t count, int64_t* out, int64_t* passed, float* smallest,
@@ -89,7 +89,7 @@ int main(int argc, char** argv) {
   } else if (kernel == "tw_moments") {
     tw_moments(1, parts.data(), numels.data(), &pair[0], &pair[1], 1);
   } else if (kernel == "tw_ternarize_packed") {
-    tw_ternarize_packed(1, parts.data(), numels.data(), one.data(), one.data(), keys.data(), bytes.data(), 1);
+    tw_ternarize_packed(1, parts.data(), numels.data(), one.data(), one.data(), keys.data(), zeros.data(), bytes.data(), 1);
   } else if (kernel == "tw_checksum") {
     tw_checksum(reinterpret_cast<const uint32_t*>(g.data()), n, 0);
   } else if (kernel == "tw_select_scopes") {

@@ -31,8 +31,6 @@ int64_t tw_rice_decode(const uint8_t* low, int64_t low_nbytes, const uint8_t* un
 void tw_rice_indices(int64_t num_frames, const uint64_t* lows, const int64_t* low_nbytes, const uint64_t* unaries,
                      const int64_t* unary_nbytes, const int64_t* counts, const int32_t* parameters, int64_t numel,
                      const uint64_t* outs, int32_t* faults, int threads);
-void tw_gather_trits(const uint8_t* packed, int64_t num_pieces, const int64_t* starts, const int64_t* numels,
-                     uint8_t* out, int threads);
 void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels, const int64_t* starts,
                     int64_t num_lists, const uint64_t* indices, const uint64_t* values, const int64_t* counts, float scale,
                     int threads);
@@ -123,20 +121,6 @@ void check_trits(Input& in, int threads, bool large) {
   }
   tw_pack_trits(trits.get(), n, again.get(), threads);
   for (int64_t i = 0; i < n / 5; ++i) MUST(packed[i] > 242 || again[i] == packed[i]);
-  // Two pieces of it, packed anew.
-  Block<int64_t> starts(2), numels(2);
-  for (int64_t p = 0; p < 2; ++p) {
-    starts[p] = n ? in.number(static_cast<uint32_t>(n)) : 0;
-    numels[p] = n ? in.number(static_cast<uint32_t>(n - starts[p] + 1)) : 0;
-  }
-  Block<uint8_t> pieces((numels[0] + numels[1] + 4) / 5);
-  tw_gather_trits(packed.get(), 2, starts.get(), numels.get(), pieces.get(), threads);
-  for (int64_t p = 0, at = 0; p < 2; ++p)
-    for (int64_t i = 0; i < numels[p]; ++i, ++at) {
-      int digit = pieces[at / 5];
-      for (int64_t place = at % 5; place--;) digit /= 3;
-      MUST(digit % 3 - 1 == trits[starts[p] + i]);
-    }
 }
 
 void check_uints(Input& in) {

@@ -43,7 +43,7 @@ uint32_t checksum_range(const uint32_t* words, int64_t n, uint32_t start) {
 
 }  // namespace
 
-// Signs and mean magnitudes of consecutive blocks: runs of (length, count).
+// Signs (unless `negative` is null) and mean magnitudes of consecutive blocks: runs of (length, count).
 THINWIRE_API void tw_blockwise_sign(const float* x, int64_t num_runs, const int64_t* lengths, const int64_t* counts,
                                     uint8_t* negative, float* scales, int threads) {
   int64_t start = 0, block = 0;
@@ -55,7 +55,7 @@ THINWIRE_API void tw_blockwise_sign(const float* x, int64_t num_runs, const int6
         for (int64_t i = begin; i < end; i += 4096) {  // the second look at 4096 elements finds them in the cache
           int64_t n = std::min<int64_t>(4096, end - i);
           sums[part] += sum_of_magnitudes(x + start + i, n);
-          negative_range(x + start + i, negative + start + i, n);
+          if (negative) negative_range(x + start + i, negative + start + i, n);
         }
       });
       double sum = 0;
@@ -67,7 +67,7 @@ THINWIRE_API void tw_blockwise_sign(const float* x, int64_t num_runs, const int6
         for (int64_t i = begin; i < end; i += length) {
           double sum = sum_of_magnitudes(x + start + i, length);
           scales[block + i / length] = static_cast<float>(sum / static_cast<double>(length));
-          negative_range(x + start + i, negative + start + i, length);
+          if (negative) negative_range(x + start + i, negative + start + i, length);
         }
       });
     }

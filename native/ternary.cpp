@@ -191,42 +191,17 @@ THINWIRE_API void tw_moments(int64_t num_segments, const uint64_t* parts, const 
   }
 }
 
-// Ternarizes segments wherever they lie and packs them, one behind the other, five trits a byte.
+// Ternarizes segments wherever they lie and packs them, one behind the other, five trits a byte; counters are the places
+// in the random streams of the segments' first elements.
 THINWIRE_API void tw_ternarize_packed(int64_t num_segments, const uint64_t* parts, const int64_t* numels,
-                                      const float* scales, const float* limits, const uint32_t* keys, uint8_t* out,
-                                      int threads) {
+                                      const float* scales, const float* limits, const uint32_t* keys,
+                                      const int64_t* counters, uint8_t* out, int threads) {
   const std::vector<int64_t> ends = ends_of(num_segments, numels);
   const int64_t total = ends.empty() ? 0 : ends.back();
   thinwire::parallel((total + 4) / 5, threads, kBytes, [&](int, int64_t begin, int64_t end) {
     pack_segments(ends, begin, end, out, [&](size_t s, int64_t from, int64_t n, uint8_t* digits) {
-      draw_trits(reinterpret_cast<const float*>(parts[s]) + from, digits, n, static_cast<uint32_t>(from), scales[s],
-                 limits[s], keys[s], thinwire::mix(keys[s] + 0x9E3779B9u));
-    });
-  }, thinwire::kSerialBelow / 5);
-}
-
-// Takes pieces out of packed trits: the trits from starts[p], numels[p] of them, one piece behind the other.
-THINWIRE_API void tw_gather_trits(const uint8_t* packed, int64_t num_pieces, const int64_t* starts, const int64_t* numels,
-                                  uint8_t* out, int threads) {
-  static const auto table = [] {
-    std::vector<uint8_t> t(256 * 8, 0);
-    for (int byte = 0; byte < 256; ++byte)
-      for (int place = 0, rest = byte; place < 5; ++place, rest /= 3) t[byte * 8 + place] = static_cast<uint8_t>(rest % 3);
-    return t;
-  }();
-  const std::vector<int64_t> ends = ends_of(num_pieces, numels);
-  const int64_t total = ends.empty() ? 0 : ends.back();
-  thinwire::parallel((total + 4) / 5, threads, kBytes, [&](int, int64_t begin, int64_t end) {
-    pack_segments(ends, begin, end, out, [&](size_t p, int64_t from, int64_t n, uint8_t* digits) {
-      int64_t at = starts[p] + from, skip = at % 5;
-      const uint8_t* in = packed + at / 5;
-      uint8_t five[8];
-      for (int64_t done = 0; done < n; skip = 0) {
-        std::memcpy(five, table.data() + 8 * *in++, 8);
-        int64_t take = std::min(5 - skip, n - done);
-        std::memcpy(digits + done, five + skip, static_cast<size_t>(take));
-        done += take;
-      }
+      draw_trits(reinterpret_cast<const float*>(parts[s]) + from, digits, n, static_cast<uint32_t>(counters[s] + from),
+                 scales[s], limits[s], keys[s], thinwire::mix(keys[s] + 0x9E3779B9u));
     });
   }, thinwire::kSerialBelow / 5);
 }

@@ -22,7 +22,7 @@ from thinwire.compressors import Ternarize
 from thinwire.errors import FrameError
 from thinwire.kernels import cpu, reference
 from thinwire.layout import Hyper, Layout, Turn
-from thinwire.payloads import Sparse
+from thinwire.payloads import Sparse, TernaryDraw
 
 ROOT = Path(__file__).parents[1]
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
@@ -134,14 +134,21 @@ def test_ternarize_packed(portable: ctypes.CDLL, numels: list[int], seed: int, c
 
 
 @QUICK
-@given(data=st.data(), numel=st.sampled_from([1, 4, 5, 9, 1000, 400_000]))
-def test_gather_trits(data: st.DataObject, numel: int) -> None:
-    packed = reference.pack_trits(torch.from_numpy(np.random.default_rng(numel).integers(-1, 2, numel, dtype=np.int8)))
-    spans = []
+@given(data=st.data(), numel=st.sampled_from([1, 4, 5, 9, 1000, 400_000]), seed=st.integers(0, 2**32 - 1))
+def test_pieces_of_a_draw_are_the_draw_s_pieces(data: st.DataObject, numel: int, seed: int) -> None:
+    """A shard is drawn from the gradient anew, and gets the trits that the whole would have there."""
+    whole = TernaryDraw((vector(1, numel), vector(2, 77)), torch.tensor([2.0, 1.5]), None, (seed, seed ^ 5), (0, 0))
+    pieces = []
     for _ in range(data.draw(st.integers(0, 5))):
         start = data.draw(st.integers(0, numel - 1))
-        spans.append(slice(start, data.draw(st.integers(start, numel))))
-    assert torch.equal(cpu.gather_trits(packed, spans), reference.gather_trits(packed, spans))
+        pieces.append((0, start, data.draw(st.integers(start, numel))))
+    pieces.append((1, 7, 70))
+    trits = whole.drawn().trits
+    expected = [trits[place * numel + start : place * numel + stop] for place, start, stop in pieces]
+    for home in (cpu, reference):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "_home", lambda tensor, numel=None, home=home: home)
+            assert torch.equal(whole.cut(pieces).drawn().trits, torch.cat(expected))
 
 
 @pytest.mark.parametrize("whole_model", [False, True])
@@ -161,8 +168,7 @@ def test_a_frame_of_trits_is_the_same_from_both_homes(monkeypatch: pytest.Monkey
         for shard in (None, *shards(turn.layout, 3, "sharded")):
             part = payload
             if shard is not None:
-                spans = [piece.span for piece in shard.pieces]
-                part = type(payload)(kernels.gather_trits(payload.packed, spans), payload.scales, shard.piece_runs())
+                part = payload.cut([(piece.place, piece.start, piece.stop) for piece in shard.pieces])
             frames.append(TernaryCodec().encode(turn, part, torch.zeros(3), with_scales=shard is None))
     assert len(frames) == 8
     assert all(torch.equal(a, b) for a, b in zip(frames[:4], frames[4:], strict=True))
@@ -171,17 +177,18 @@ def test_a_frame_of_trits_is_the_same_from_both_homes(monkeypatch: pytest.Monkey
 def test_moments_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(
-        "thinwire.compressors.ternary.moments", lambda parts: calls.append(1) or reference.moments(parts)
+        "thinwire.compressors.ternary.clipped_scalers",
+        lambda parts, sigma: calls.append(1) or reference.clipped_scalers(parts, sigma),
     )
     turn, x = Turn(Layout.of([("a", 0, 100, True)]), 0, (Hyper(),)), vector(0, 100)
     compressor = Ternarize()
     payload = compressor.compress(turn, x, compressor.measure(turn, x), 0)
     assert len(calls) == 1
     again = compressor.compress(turn, x, payload.scales, 0)  # without measure: taken then
-    assert len(calls) == 2 and torch.equal(again.packed, payload.packed)
+    assert len(calls) == 2 and torch.equal(again.drawn().packed, payload.drawn().packed)
     compressor.measure(turn, x)
     other = compressor.compress(turn, x * 2, payload.scales, 0)  # measured of another vector: of no use
-    assert len(calls) == 4 and other.packed.shape == payload.packed.shape
+    assert len(calls) == 4 and other.numel == payload.numel
 
 
 # ------------------------------------------------------------------------------------------------- decoding and adding

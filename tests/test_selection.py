@@ -180,7 +180,7 @@ def test_ternary_payloads_show_what_is_not_finite(odd: float, clip: float | None
     x[42] = odd
     turn, compressor = turn_of([60, 40]), Ternarize(clip, share, 0)
     agreed = compressor.measure(turn, x)
-    payload = compressor.compress(turn, x, agreed, 0)
+    payload = compressor.compress(turn, x, agreed, 0).drawn()
     assert not bool(torch.isfinite(payload.values()[:60]).all())
     assert bool(torch.isfinite(payload.values()[60:]).all())
     assert set(payload.trits.tolist()) <= {-1, 0, 1}
@@ -193,7 +193,7 @@ def test_ternary_values_of_the_clipped_gradient(clip: float | None, size: int) -
     compressor, turn = Ternarize(clip, True, 0), turn_of([size])
     given_: Tensor = torch.from_numpy(x.copy())
     agreed = compressor.measure(turn, given_)
-    payload = compressor.compress(turn, given_, agreed, 0)
+    payload = compressor.compress(turn, given_, agreed, 0).drawn()
     assert np.array_equal(given_.numpy(), x)
     if not size:
         assert payload.trits.numel() == 0

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.codecs import SparseCodec
+from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.codecs.frame import is_finished
 from thinwire.compressors import TopK
 from thinwire.kernels import gpu, reference
 from thinwire.kernels.reference import Segments
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import ErrorFeedback, MomentumCorrection
-from thinwire.payloads import Sparse
+from thinwire.payloads import Sparse, Ternary, TernaryDraw
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
@@ -221,6 +221,45 @@ def test_ternary_and_moments(numels: tuple[int, ...]) -> None:
         assert torch.equal(
             gpu.ternarize_packed(parts, scales, keys, limits), reference.ternarize_packed(parts, scales, keys, limits)
         )
+
+
+@pytest.mark.parametrize("numels", (*SIZES, (0, 6000), ()))
+@pytest.mark.parametrize("tail", [0, 5, 700])
+@pytest.mark.parametrize("with_scales", [True, False])
+def test_frames_of_trits_are_the_codec_s_bytes(numels: tuple[int, ...], tail: int, with_scales: bool) -> None:
+    """Drawn straight into the frame, with header, tail, scales and checksum: what the reference puts together."""
+    rows = [(f"p{place}", place, numel, True) for place, numel in enumerate(numels)] + [("t", 9, tail, False)]
+    turn = Turn(Layout.of(rows), 2**32 - 7, (Hyper(),) * len(rows))
+    turn.alarm.flag = torch.full((1,), tail % 2, dtype=torch.int32, device=DEVICE)
+    parts = tuple(noise(numel + 1, 31 + place)[1:] for place, numel in enumerate(numels))  # from an odd address
+    if tail == 0:
+        parts = tuple(part.clone() for part in parts)
+    if tail == 5:  # denormal thresholds, of aligned parts
+        parts = tuple(part * 1e-37 for part in parts)
+    scales, limits = kernels.clipped_scalers(parts, 2.5 if with_scales else None)
+    keys = tuple((place * 0x9E3779B1 + 77) & 0xFFFFFFFF for place in range(len(numels)))
+    draw = TernaryDraw(parts, scales.to(DEVICE), limits, keys, tuple(1000 * place for place in range(len(numels))))
+    rest = -noise(tail, 3).relu()  # with negative zeros
+    frame = TernaryCodec().encode(turn, draw, rest, with_scales=with_scales)
+    packed = reference.ternarize_packed(parts, draw.scales, keys, limits, draw.counters)
+    blocks = tuple((part.numel(), 1) for part in parts)
+    assert torch.equal(frame, TernaryCodec().encode(turn, Ternary(packed, draw.scales, blocks), rest, with_scales))
+    assert torch.equal(draw.drawn().packed, packed)
+
+
+def test_scalers_are_the_reference_s() -> None:
+    """The limit is a nan nowhere; tensors without deviation are not clipped."""
+    parts = [noise(9000, 1), torch.full((9000,), 0.3, device=DEVICE), noise(1, 2), torch.zeros(50, device=DEVICE)]
+    bad = [noise(9000, 3), noise(100, 4)]
+    bad[0][8999], bad[1][0] = float("nan"), float("-inf")
+    for sigma in (2.5, None):
+        for own, plain in zip(
+            gpu.clipped_scalers(parts + bad, sigma), reference.clipped_scalers(parts + bad, sigma), strict=True
+        ):
+            if own is None or plain is None:
+                assert own is plain
+            else:
+                torch.testing.assert_close(own, plain, rtol=1e-6, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("runs", [((9000, 1),), ((4096, 2), (1000, 4), (808, 1)), ((64, 50), (5, 3)), ((3, 1),)])

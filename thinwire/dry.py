@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -29,7 +29,10 @@ class DryNet:
     def all_gather(self, frame: Tensor) -> list[Tensor]:
         return [frame] * self.size
 
-    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+    def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+        return iter([(rank, frame) for rank in range(self.size)])
+
+    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int], room: Tensor | None = None) -> list[Tensor]:
         mine = frames[self.rank]
         assert all(expected == mine.numel() for expected in nbytes), "ranks of a dry net must have equal shards"
         return [mine] * self.size

@@ -13,6 +13,7 @@ from thinwire.errors import NonFiniteError
 from thinwire.kernels import first_nonfinite, on_gpu
 from thinwire.layout import Turn
 from thinwire.local import combine
+from thinwire.memory import as_flat, coded_part, tail_part
 from thinwire.payloads import DenseResult, Payload, Result
 from thinwire.protocols import Clock, Collective, Compressor, Memory
 from thinwire.transport import Net
@@ -41,11 +42,12 @@ class Exchange(Generic[P]):
         return self._exchange(turn, turn.layout.split(grad)).flat(turn.layout)
 
     def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
-        self._exchange(turn, parts).write(turn.layout, parts)
+        # A local mode, and a GPU that tells of a bad gradient late, still need the gradient after the exchange.
+        late = self.local is not None or on_gpu(parts[0].device)
+        self._exchange(turn, parts, None if late else parts).write(turn.layout, parts)
 
-    def _exchange(self, turn: Turn, parts: Sequence[Tensor]) -> Result:
+    def _exchange(self, turn: Turn, parts: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
-        coded = turn.layout.coded_numel
         device = parts[0].device
         self.memory.forget()
         # A GPU looks while it passes over the gradient anyway; the host learns of it after the exchange.
@@ -62,16 +64,17 @@ class Exchange(Generic[P]):
         x = self.memory.compensate(turn, parts, scout) if bad is None else torch.cat(list(parts))  # (n,) to be sent now
         probe = turn.probe if bad is None and "residual" in self.memory.state.kinds else None
         if probe is not None:
-            probe.wanted(x)
+            probe.wanted(as_flat(x))
         compensated = time.perf_counter()
-        agreed = self.compressor.measure(turn, x[:coded])  # (m,) what all ranks must agree on first
+        agreed = self.compressor.measure(turn, coded_part(turn.layout, x))  # (m,) what all ranks must agree on first
         if agreed is not None:
             self.net.stage = "agree on scalers"
             self.net.all_reduce(agreed, largest=True)
-        payload = self.compressor.compress(turn, x[:coded], agreed, self.net.rank, scout)  # what we choose to send
-        tail = x[coded:].clone()  # of its own: x changes while what was accepted is still read
+        chosen = coded_part(turn.layout, x)
+        payload = self.compressor.compress(turn, chosen, agreed, self.net.rank, scout)  # what we choose to send
+        tail = tail_part(turn.layout, x)  # of its own: x changes while what was accepted is still read
         self.net.stage = "exchange frames"
-        result, accepted = self.collective.mean(turn, payload, tail, self.net)  # what the group really used
+        result, accepted = self.collective.mean(turn, payload, tail, self.net, into)  # what the group really used
         exchanged = time.perf_counter()
         if turn.alarm.flag is not None and int(turn.alarm.flag):
             bad = first_nonfinite(parts)
@@ -80,10 +83,11 @@ class Exchange(Generic[P]):
             raise NonFiniteError(_alarm_sentence(turn))
         self.memory.retain(turn, x, accepted)  # keep the rest: nothing is ever lost
         if probe is not None:
-            probe.left(x)  # which is the residual itself
+            probe.left(as_flat(x))  # which is the residual itself
         if self.local is not None:
             grad = torch.cat(list(parts))
-            result = DenseResult(combine(self.local, result.flat(turn.layout), grad, x, accepted, self.net.size))
+            mean = result.flat(turn.layout)
+            result = DenseResult(combine(self.local, mean, grad, as_flat(x), accepted, self.net.size))
         self.memory.settle(turn, self.net.rank)
         self.clock.compensating += compensated - start + time.perf_counter() - exchanged
         self.clock.compressing += exchanged - compensated - (self.net.traffic.seconds - on_wire)

@@ -30,6 +30,18 @@ def as_flat(grad: Gradient) -> Tensor:
     return grad if isinstance(grad, Tensor) else torch.cat(list(grad))
 
 
+def coded_part(layout: Layout, x: Gradient) -> Gradient:
+    """What goes through the compressor."""
+    return x[: layout.coded_numel] if isinstance(x, Tensor) else x[: len(layout.coded)]
+
+
+def tail_part(layout: Layout, x: Gradient) -> Tensor:  # -> (t,) a copy
+    if isinstance(x, Tensor):
+        return x[layout.coded_numel :].clone()
+    rest = x[len(layout.coded) :]
+    return torch.cat(list(rest)) if rest else x[0][:0]
+
+
 @dataclass
 class Scout:
     """Asks a memory to look for large elements while it passes over them anyway.
@@ -141,13 +153,12 @@ class NoMemory:
     state = NamedState()
     watches = True
 
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
-        flat = as_flat(grad)
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Gradient:
         if turn.alarm.flag is not None:
-            watch([flat], turn.alarm.flag)
-        return flat
+            watch(as_parts(turn.layout, grad), turn.alarm.flag)
+        return grad
 
-    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+    def retain(self, turn: Turn, x: Gradient, accepted: Accepted) -> None:
         return
 
     def forget(self) -> None:

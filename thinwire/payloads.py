@@ -13,10 +13,13 @@ from thinwire.kernels import (
     add_signs,
     block_expand,
     pack_bits,
+    pack_signs,
     pack_trits,
     remaining,
     scatter_add,
     subtract_at,
+    subtract_own_signs,
+    ternarize_packed,
     unpack_bits,
     unpack_trits,
 )
@@ -67,6 +70,10 @@ class Signs:
     def packed(self) -> Tensor:  # -> (ceil(n/8),) uint8
         return pack_bits(self.bits) if self.bits.dtype == torch.bool else self.bits
 
+    def cut(self, spans: Sequence[slice], scales: Tensor, blocks: Runs) -> Signs:
+        negative = self.negative
+        return Signs(torch.cat([negative[span] for span in spans]) if spans else negative[:0], scales, blocks)
+
     def values(self) -> Tensor:  # (n,) float32
         magnitude = block_expand(self.scales, self.blocks)
         return torch.where(self.negative, -magnitude, magnitude)
@@ -76,6 +83,50 @@ class Signs:
 
     def subtract_from(self, x: Tensor) -> None:
         add_signs(x, self.bits, self.scales, self.blocks, -1.0)
+
+
+@dataclass(frozen=True)
+class SignsOf:
+    """The ``Signs`` of vectors where they lie: a codec writes the bits straight into a frame.
+
+    The vectors must stay as they are until what was sent is subtracted from them, which is the last use of this.
+    """
+
+    parts: tuple[Tensor, ...]  # vectors, float32, that are n elements together
+    scales: Tensor  # (B,) float32
+    blocks: Runs
+
+    @property
+    def numel(self) -> int:
+        return sum(part.numel() for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.numel // 8)
+
+    def cut(self, spans: Sequence[slice], scales: Tensor, blocks: Runs) -> SignsOf:
+        (x,) = self.parts
+        return SignsOf(tuple(x[span] for span in spans), scales, blocks)
+
+    def write(self, out: Tensor) -> None:  # (nbytes,) uint8
+        pack_signs(self.parts, out)
+
+    def written(self) -> Signs:
+        packed = torch.empty(self.nbytes, dtype=torch.uint8, device=self.scales.device)
+        self.write(packed)
+        return Signs(packed, self.scales, self.blocks)
+
+    def values(self) -> Tensor:  # (n,) float32
+        return self.written().values()
+
+    def add_to(self, out: Tensor) -> None:
+        self.written().add_to(out)
+
+    def subtract_from(self, x: Tensor) -> None:
+        if len(self.parts) == 1 and self.parts[0].data_ptr() == x.data_ptr():
+            subtract_own_signs(x, self.scales, self.blocks)
+        else:
+            self.written().subtract_from(x)
 
 
 @dataclass(frozen=True)
@@ -108,7 +159,60 @@ class Ternary:
         x.sub_(self.values())
 
 
-Payload = Sparse | Signs | Ternary
+@dataclass(frozen=True)
+class TernaryDraw:
+    """A ``Ternary`` that is not drawn yet: every tensor's gradient where it lies, its scale, limit and random stream.
+
+    Random numbers come from counters, so every draw of it, and of any piece of it, gives the same trits. A codec draws
+    them straight into a frame. The gradient must stay as it is as long as this is used.
+    """
+
+    parts: tuple[Tensor, ...]  # T vectors, float32
+    scales: Tensor  # (T,) float32
+    limits: Tensor | None  # (T,) float32
+    keys: tuple[int, ...]
+    counters: tuple[int, ...]  # where each part begins in its tensor
+
+    @property
+    def numel(self) -> int:
+        return sum(part.numel() for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.numel // 5)
+
+    def cut(self, pieces: Sequence[tuple[int, int, int]]) -> TernaryDraw:  # (place of the tensor, start, stop)
+        places = [place for place, _, _ in pieces]
+        scales, limits = self.scales, self.limits
+        if places != list(range(len(self.parts))):
+            chosen = torch.tensor(places, dtype=torch.int64).to(scales.device)
+            scales, limits = scales[chosen], None if limits is None else limits[chosen]
+        return TernaryDraw(
+            tuple(self.parts[place][start:stop] for place, start, stop in pieces),
+            scales,
+            limits,
+            tuple(self.keys[place] for place in places),
+            tuple(self.counters[place] + start for place, start, _ in pieces),
+        )
+
+    def write(self, out: Tensor) -> None:  # (nbytes,) uint8
+        ternarize_packed(self.parts, self.scales, self.keys, self.limits, self.counters, out)
+
+    def drawn(self) -> Ternary:
+        packed = ternarize_packed(self.parts, self.scales, self.keys, self.limits, self.counters)
+        return Ternary(packed, self.scales, tuple((part.numel(), 1) for part in self.parts))
+
+    def values(self) -> Tensor:  # (n,) float32
+        return self.drawn().values()
+
+    def add_to(self, out: Tensor) -> None:
+        self.drawn().add_to(out)
+
+    def subtract_from(self, x: Tensor) -> None:
+        self.drawn().subtract_from(x)
+
+
+Payload = Sparse | Signs | SignsOf | Ternary | TernaryDraw
 
 
 @dataclass(frozen=True)
@@ -177,4 +281,19 @@ class SparseResult:
                 part.copy_(total / self.size)
 
 
-Result = DenseResult | SparseResult
+@dataclass(frozen=True)
+class WrittenResult:
+    """A group's mean that lies already where it was to go: one vector a segment."""
+
+    parts: Sequence[Tensor]
+
+    def flat(self, layout: Layout) -> Tensor:
+        return torch.cat(list(self.parts))
+
+    def write(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+        for part, mean in zip(parts, self.parts, strict=True):
+            if part.data_ptr() != mean.data_ptr():
+                part.copy_(mean)
+
+
+Result = DenseResult | SparseResult | WrittenResult

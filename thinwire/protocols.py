@@ -21,11 +21,11 @@ Taken = TypeVar("Taken", bound=Payload, contravariant=True)
 class Memory(Protocol):
     """Turns a gradient into what should be sent now, and keeps what was not.
 
-    ``compensate`` may change ``grad`` and may return a tensor that aliases its own state; ``retain`` gets that same
-    tensor back, which is the residual itself where ``state`` has one. A memory that passes over its vector anyway
-    answers a ``scout``; others leave it unanswered. Over any run, the sum of everything accepted plus the residual
-    equals the sum of everything that ``compensate`` produced from gradients (conservation). State is kept by parameter
-    name.
+    ``compensate`` may change ``grad`` and may return a tensor that aliases its own state, or, where it keeps nothing,
+    the gradient as it is; ``retain`` gets the same back, which is the residual itself where ``state`` has one. A memory
+    that passes over its vector anyway answers a ``scout``; others leave it unanswered. Over any run, the sum of
+    everything accepted plus the residual equals the sum of everything that ``compensate`` produced from gradients
+    (conservation). State is kept by parameter name.
 
     A memory that ``watches`` lets nothing that is not finite into its state and sets the alarm's flag, where the alarm
     has one; others are only given finite gradients.
@@ -34,9 +34,9 @@ class Memory(Protocol):
     state: NamedState
     watches: bool
 
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor: ...  # -> (n,) float32
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Gradient: ...  # -> (n,) float32
 
-    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None: ...
+    def retain(self, turn: Turn, x: Any, accepted: Accepted) -> None: ...
 
     def forget(self) -> None:
         """A new exchange begins: throw away what one that failed may have left behind."""
@@ -62,28 +62,31 @@ class Compressor(Protocol[Chosen]):
 
     ``measure`` returns numbers that all ranks must agree on before compressing (the largest wins), or
     None when there is nothing to agree on; ``compress`` gets the agreed numbers. ``x`` is the coded part of the flat
-    vector and must not be changed. The same inputs give the same payload, bit for bit.
+    vector, or of what else the memory gave: one vector a coded tensor. It must not be changed. The same inputs give the
+    same payload, bit for bit. A payload may hold on to x and be written out later; x stays as it is until ``retain``.
     """
 
     def scout(self, turn: Turn, device: torch.device) -> Scout | None:
         """Return what to look for while the memory compensates, or None."""
         ...
 
-    def measure(self, turn: Turn, x: Tensor) -> Tensor | None: ...  # (c,) float32 -> (m,) float32
+    def measure(self, turn: Turn, x: Any) -> Tensor | None: ...  # (c,) float32 -> (m,) float32
 
-    def compress(
-        self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None
-    ) -> Chosen: ...
+    def compress(self, turn: Turn, x: Any, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Chosen: ...
 
 
 class Collective(Protocol[Taken]):
     """Forms the group's mean of all ranks' payloads and dense tails.
 
     Returns the mean, bit-equal on every rank, and what the group ACCEPTED of this rank's contribution: the memory keeps
-    the rest. This is the only place where anything is divided by the number of ranks.
+    the rest. This is the only place where anything is divided by the number of ranks. ``into``, one vector a segment,
+    is where the mean will go: a collective that learns it piece by piece may put it there at once, when the payload
+    has been sent.
     """
 
-    def mean(self, turn: Turn, payload: Taken, tail: Tensor, net: Net) -> tuple[Result, Accepted]: ...
+    def mean(
+        self, turn: Turn, payload: Taken, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
+    ) -> tuple[Result, Accepted]: ...
 
     def residual_square_sum(self) -> float: ...
 

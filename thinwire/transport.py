@@ -59,10 +59,18 @@ class Net(Protocol):
 
     def all_gather(self, frame: Tensor) -> list[Tensor]: ...  # (B,) uint8, the same B everywhere -> P of them
 
-    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+    def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+        """``all_gather`` one frame after the other, with its rank: each may be gone when the next one comes.
+
+        ``room`` is memory that may be used for them, of a frame's length at least. All of them must be taken.
+        """
+        ...
+
+    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int], room: Tensor | None = None) -> list[Tensor]:
         """Send frames[r] to rank r; nbytes[r] is the known length of what comes from rank r.
 
-        The longest of the frames that a rank sends and gets must be as long on every rank: it decides the way.
+        The longest of the frames that a rank sends and gets must be as long on every rank: it decides the way. ``room``
+        is memory that may be used for what comes from the others, as long as that. The own frame may come back itself.
         """
         ...
 
@@ -197,11 +205,24 @@ class TorchNet(_Counted):
         self._call(lambda: _all_gather_single(out, frame, self.group))
         return list(out.view(self.size, -1))
 
-    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+    def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+        if self.device.type != "cpu" or self.size == 1 or frame.numel() < _ROUNDS_FROM:
+            yield from enumerate(self.all_gather(frame))
+            return
+        self._count_all_gather(frame.numel())
+        frame = self.to_wire(frame)
+        yield self.rank, frame
+        other = room[: frame.numel()] if room is not None else torch.empty_like(frame)
+        for distance in range(1, self.size):
+            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            self._point_to_point((dist.isend, frame, to), (dist.irecv, other, source))
+            yield source, other
+
+    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int], room: Tensor | None = None) -> list[Tensor]:
         sizes = [frame.numel() for frame in frames]
         self._count_all_to_all(sizes, nbytes)
-        if self.device.type == "cpu" and self.size > 2 and max(*sizes, *nbytes) >= _ROUNDS_FROM:
-            return self._all_to_all_in_rounds(frames, nbytes)
+        if self.device.type == "cpu" and self.size > 1 and max(*sizes, *nbytes) >= _ROUNDS_FROM:
+            return self._all_to_all_in_rounds(frames, nbytes, room)
         outgoing = self.to_wire(torch.cat(list(frames)))
         if self.size == 1:
             return [outgoing]
@@ -209,10 +230,15 @@ class TorchNet(_Counted):
         self._call(lambda: dist.all_to_all_single(incoming, outgoing, list(nbytes), sizes, group=self.group))
         return list(incoming.split(list(nbytes)))
 
-    def _all_to_all_in_rounds(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+    def _all_to_all_in_rounds(
+        self, frames: Sequence[Tensor], nbytes: Sequence[int], room: Tensor | None
+    ) -> list[Tensor]:
         """Gloo posts all messages at once: they meet in front of one receiver, and its link loses packets. In round d
         every rank sends to the one d behind it, so that each link carries one message a way."""
-        incoming = [torch.empty(size, dtype=torch.uint8) for size in nbytes]
+        others = [0 if rank == self.rank else size for rank, size in enumerate(nbytes)]
+        if room is None:
+            room = torch.empty(sum(others), dtype=torch.uint8)
+        incoming = list(room[: sum(others)].split(others))
         incoming[self.rank] = self.to_wire(frames[self.rank])
         for distance in range(1, self.size):
             to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
@@ -384,7 +410,10 @@ class ThreadNet(_Counted):
         self._count_all_gather(frame.numel())
         return [other.clone() for other in self.world.share(self.rank, frame.clone())]
 
-    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int]) -> list[Tensor]:
+    def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+        return iter(list(enumerate(self.all_gather(frame))))
+
+    def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int], room: Tensor | None = None) -> list[Tensor]:
         self._count_all_to_all([frame.numel() for frame in frames], nbytes)
         everybody = self.world.share(self.rank, [frame.clone() for frame in frames])
         incoming = [theirs[self.rank] for theirs in everybody]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from thinwire.codecs.frame import Header, as_bytes, build, frame_size, open_frame
+from thinwire.codecs.frame import HEADER_NBYTES, Header, as_bytes, build, frame_size, header_words, open_frame
 from thinwire.errors import FrameError
-from thinwire.kernels import Runs, pack_uints, unpack_uints
+from thinwire.kernels import Runs, encode_ternary_frame, on_gpu, pack_uints, sum_trits, unpack_uints, write_levels
 from thinwire.layout import Turn
-from thinwire.payloads import Signs, Ternary
+from thinwire.payloads import Signs, SignsOf, Ternary, TernaryDraw
 
 
 def count_blocks(blocks: Runs) -> int:
@@ -44,9 +47,12 @@ class SignsCodec:
     def nbytes(self, numel: int, num_scales: int, tail: int) -> int:
         return frame_size(4 * tail, 4 * num_scales, -(-numel // 8))
 
-    def encode(self, turn: Turn, payload: Signs, tail: Tensor, nbytes: int | None = None) -> Tensor:
+    def encode(
+        self, turn: Turn, payload: Signs | SignsOf, tail: Tensor, nbytes: int | None = None, out: Tensor | None = None
+    ) -> Tensor:
         header = _header(turn, "signs", payload.numel, payload.scales.numel(), tail)
-        return build(header, [as_bytes(tail), as_bytes(payload.scales), payload.packed], nbytes, turn.alarm.flag)
+        bits = payload.packed if isinstance(payload, Signs) else payload
+        return build(header, [as_bytes(tail), as_bytes(payload.scales), bits], nbytes, turn.alarm.flag, out)
 
     def decode(
         self, turn: Turn, frame: Tensor, blocks: Runs, num_scales: int, tail: int, device: torch.device, origin: str
@@ -67,10 +73,23 @@ class TernaryCodec:
     def nbytes(self, numel: int, num_scales: int, tail: int) -> int:
         return frame_size(4 * tail, 4 * num_scales, -(-numel // 5))
 
-    def encode(self, turn: Turn, payload: Ternary, tail: Tensor, with_scales: bool) -> Tensor:
+    def encode(
+        self, turn: Turn, payload: Ternary | TernaryDraw, tail: Tensor, with_scales: bool, out: Tensor | None = None
+    ) -> Tensor:
         scales = payload.scales if with_scales else payload.scales[:0]
         header = _header(turn, "ternary", payload.numel, scales.numel(), tail)
-        return build(header, [as_bytes(tail), as_bytes(scales), payload.packed], flag=turn.alarm.flag)
+        trits: Tensor | TernaryDraw
+        if isinstance(payload, Ternary):
+            trits = payload.packed
+        elif on_gpu(tail.device) and payload.numel < 1 << 31:
+            body = self.nbytes(payload.numel, scales.numel(), tail.numel()) - HEADER_NBYTES
+            return encode_ternary_frame(
+                header_words(header, body), tail, scales.numel(), payload.parts, payload.scales, payload.keys,
+                payload.limits, payload.counters, turn.alarm.flag,
+            )  # fmt: skip
+        else:
+            trits = payload
+        return build(header, [as_bytes(tail), as_bytes(scales), trits], flag=turn.alarm.flag, out=out)
 
     def decode(
         self,
@@ -89,7 +108,7 @@ class TernaryCodec:
         tail_values = body.take_floats(tail, "dense tail")
         scales = body.take_floats(num_scales, "scales")
         packed = body.take(-(-numel // 5), "trits")
-        if bool((packed >= 243).any()):
+        if packed.numel() and int(packed.max()) >= 243:
             raise FrameError(f"bad frame from {origin}: a byte of trits is above 242")
         body.finish()
         return Ternary(packed, scales if shared is None else shared, blocks), tail_values
@@ -98,6 +117,22 @@ class TernaryCodec:
 def level_bits(ranks: int) -> int:
     """Return ceil(log2(2 N + 1)): the bits of a sum of N trits."""
     return (2 * ranks).bit_length()
+
+
+@dataclass(frozen=True)
+class _TritSums:
+    """The section of a levels frame: the sums of N frames' trits."""
+
+    frames: Sequence[Tensor]  # N of (ceil(n/5),) uint8
+    numel: int
+    bits: int
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.numel * self.bits // 8)
+
+    def write(self, out: Tensor) -> None:
+        sum_trits(self.frames, self.numel, self.bits, out)
 
 
 class LevelsCodec:
@@ -109,24 +144,48 @@ class LevelsCodec:
     def encode(self, turn: Turn, levels: Tensor, ranks: int, tail: Tensor, nbytes: int) -> Tensor:  # levels: (n,) int
         bits = level_bits(ranks)
         header = _header(turn, "levels", levels.numel(), 0, tail, parameter=bits)
-        return build(
-            header, [as_bytes(tail), pack_uints(levels.to(torch.int64) + ranks, bits)], nbytes, turn.alarm.flag
-        )
+        packed = pack_uints(levels.to(torch.int64) + ranks, bits)
+        return build(header, [as_bytes(tail), packed], nbytes, turn.alarm.flag)
 
-    def decode(
+    def encode_sums(
+        self, turn: Turn, frames: Sequence[Tensor], numel: int, tail: Tensor, nbytes: int, out: Tensor | None = None
+    ) -> Tensor:
+        """The frame of the sums of N packed vectors of ``numel`` trits."""
+        bits = level_bits(len(frames))
+        header = _header(turn, "levels", numel, 0, tail, parameter=bits)
+        return build(header, [as_bytes(tail), _TritSums(frames, numel, bits)], nbytes, turn.alarm.flag, out)
+
+    def _open(
         self, turn: Turn, frame: Tensor, numel: int, ranks: int, tail: int, device: torch.device, origin: str
-    ) -> tuple[Tensor, Tensor]:  # -> (numel,) int64, (tail,) float32
+    ) -> tuple[Tensor, Tensor]:  # -> the packed levels, (tail,) float32
         header, body = open_frame(frame, turn, "levels", numel, tail, device, origin)
         _check_count(origin, header.count, 0)
         bits = level_bits(ranks)
         if header.parameter != bits:
             raise FrameError(f"bad frame from {origin}: it has {header.parameter} bits a level, expected {bits}")
         tail_values = body.take_floats(tail, "dense tail")
-        levels = unpack_uints(body.take(-(-numel * bits // 8), "levels"), numel, bits)
+        packed = body.take(-(-numel * bits // 8), "levels")
+        body.finish()
+        return packed, tail_values
+
+    def decode(
+        self, turn: Turn, frame: Tensor, numel: int, ranks: int, tail: int, device: torch.device, origin: str
+    ) -> tuple[Tensor, Tensor]:  # -> (numel,) int64, (tail,) float32
+        packed, tail_values = self._open(turn, frame, numel, ranks, tail, device, origin)
+        levels = unpack_uints(packed, numel, level_bits(ranks))
         if bool((levels > 2 * ranks).any()):
             raise FrameError(f"bad frame from {origin}: a level is above {2 * ranks}")
-        body.finish()
         return levels - ranks, tail_values
+
+    def decode_mean(
+        self, turn: Turn, frame: Tensor, ranks: int, tail: int, parts: Sequence[Tensor], scales: Tensor, origin: str
+    ) -> Tensor:  # vectors of float32, one scale each -> (tail,) float32
+        """Write scale * level / N to the parts; return the tail."""
+        numel = sum(part.numel() for part in parts)
+        packed, tail_values = self._open(turn, frame, numel, ranks, tail, scales.device, origin)
+        if not write_levels(parts, scales, packed, level_bits(ranks), ranks):
+            raise FrameError(f"bad frame from {origin}: a level is above {2 * ranks}")
+        return tail_values
 
 
 class FloatsCodec:
@@ -135,9 +194,11 @@ class FloatsCodec:
     def nbytes(self, numel: int, tail: int) -> int:
         return frame_size(4 * tail, 4 * numel)
 
-    def encode(self, turn: Turn, values: Tensor, tail: Tensor, nbytes: int | None = None) -> Tensor:
+    def encode(
+        self, turn: Turn, values: Tensor, tail: Tensor, nbytes: int | None = None, out: Tensor | None = None
+    ) -> Tensor:
         header = _header(turn, "dense", values.numel(), 0, tail)
-        return build(header, [as_bytes(tail), as_bytes(values)], nbytes, turn.alarm.flag)
+        return build(header, [as_bytes(tail), as_bytes(values)], nbytes, turn.alarm.flag, out)
 
     def decode(
         self, turn: Turn, frame: Tensor, numel: int, tail: int, device: torch.device, origin: str

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -82,16 +83,35 @@ def is_finished(frame: Tensor) -> bool:  # (B,) uint8
     return int(frame[0]) == MAGIC[0]
 
 
+class Section(Protocol):
+    """What writes itself into its place in a frame."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def write(self, out: Tensor) -> None: ...  # (nbytes,) uint8
+
+
+def header_words(header: Header, body_nbytes: int) -> tuple[int, ...]:
+    """The header's first eight words: all but the checksum."""
+    return struct.unpack("<8I", pack_header(header, body_nbytes)[: 4 * 8])
+
+
 def build(
-    header: Header, sections: list[Tensor], nbytes: int | None = None, flag: Tensor | None = None
+    header: Header,
+    sections: Sequence[Tensor | Section],
+    nbytes: int | None = None,
+    flag: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:  # uint8 sections -> (B,) uint8
     """Put header and sections into one buffer, zero-filled up to ``nbytes`` where that is given.
 
-    ``flag`` is an alarm that only the device knows of yet.
+    ``flag`` is an alarm that only the device knows of yet; ``out`` is where the frame should lie, with its length.
     """
-    device = sections[0].device if sections else torch.device("cpu")
-    body = frame_size(*(section.numel() for section in sections)) - HEADER_NBYTES
-    frame = torch.zeros(nbytes if nbytes is not None else HEADER_NBYTES + body, dtype=torch.uint8, device=device)
+    device = next((section.device for section in sections if isinstance(section, Tensor)), torch.device("cpu"))
+    body = frame_size(*(section.nbytes for section in sections)) - HEADER_NBYTES
+    length = nbytes if nbytes is not None else HEADER_NBYTES + body
+    frame = out if out is not None else torch.empty(length, dtype=torch.uint8, device=device)
     assert frame.numel() >= HEADER_NBYTES + body, "a frame larger than its budget must not be built"
     if device.type == "cpu":
         frame[:HEADER_NBYTES] = torch.frombuffer(bytearray(pack_header(header, body)), dtype=torch.uint8)
@@ -103,8 +123,16 @@ def build(
         frame[_FLAGS_AT : _FLAGS_AT + 1] |= (flag != 0).to(torch.uint8)
     start = HEADER_NBYTES
     for section in sections:
-        frame[start : start + section.numel()] = section
-        start += padded(section.numel())
+        stop = start + section.nbytes
+        if isinstance(section, Tensor):
+            frame[start:stop] = section
+        else:
+            section.write(frame[start:stop])
+        start += padded(section.nbytes)
+        if stop < start:
+            frame[stop:start] = 0
+    if start < frame.numel():
+        frame[start:] = 0
     frame[_CHECKSUM_AT:HEADER_NBYTES] = as_bytes(_frame_checksum(frame).to(torch.int32))
     return frame
 

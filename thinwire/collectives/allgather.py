@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,9 @@ class AllGather(StatelessCollective):
 
     codec: SparseCodec
 
-    def mean(self, turn: Turn, payload: Sparse, tail: Tensor, net: Net) -> tuple[SparseResult, Accepted]:
+    def mean(
+        self, turn: Turn, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
+    ) -> tuple[SparseResult, Accepted]:
         device = payload.values.device
         frame = net.to_wire(self.codec.encode(turn, payload, tail))
         if not is_finished(frame):

@@ -12,6 +12,7 @@ that says which of theirs were used.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,7 +94,9 @@ class GlobalTopK(StatelessCollective):
 
     codec: SparseCodec
 
-    def mean(self, turn: Turn, payload: Sparse, tail: Tensor, net: Net) -> tuple[SparseResult, Accepted]:
+    def mean(
+        self, turn: Turn, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
+    ) -> tuple[SparseResult, Accepted]:
         power = 1 << (net.size.bit_length() - 1)  # largest power of two <= size
         extras = net.size - power
         path = _Path(self, turn, payload, tail)

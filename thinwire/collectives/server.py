@@ -7,7 +7,7 @@ no link carries more than any other: an all-to-all up, an all-gather down.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,31 +17,58 @@ from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, TernaryCodec
 from thinwire.codecs.dense import count_blocks
 from thinwire.collectives.shards import Shard, scale_places, shards
 from thinwire.collectives.stateless import StatelessCollective
-from thinwire.kernels import block_expand, blockwise_sign, coin, gather_trits, stream_key
+from thinwire.kernels import add_mean_of_signs, coin, sign_scales, stream_key, write_signs
 from thinwire.layout import Layout, Turn
 from thinwire.memory import NamedState, RateRatio
-from thinwire.payloads import Accepted, DenseResult, Payload, Signs, Ternary
+from thinwire.payloads import Accepted, DenseResult, Payload, Result, Signs, SignsOf, TernaryDraw, WrittenResult
 from thinwire.transport import Net
 
 VOTE_RANK = 0xFFFFFFFF  # the "rank" whose random stream breaks ties of a vote, wherever it is counted
+
+
+class Workspace:
+    """The memory of an exchange's frames on the host: two buffers that grow once and are used again by every exchange.
+
+    Frames that leave lie in front, and later this rank's answer; its own frame and those that come in lie in the back,
+    and later the answers of the others. On a GPU the allocator does this.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, place: str, nbytes: int, device: torch.device) -> Tensor | None:  # -> (nbytes,) uint8
+        if device.type != "cpu":
+            return None
+        buffer = self._buffers.get(place)
+        if buffer is None or buffer.numel() < nbytes:
+            buffer = self._buffers[place] = torch.empty(nbytes, dtype=torch.uint8)
+        return buffer[:nbytes]
+
+
+def _cut(buffer: Tensor | None, nbytes: Sequence[int]) -> list[Tensor | None]:
+    """Consecutive stretches of a buffer, where there is one."""
+    if buffer is None:
+        return [None] * len(nbytes)
+    return list(buffer[: sum(nbytes)].split(list(nbytes)))
 
 
 class Server(StatelessCollective, ABC):
     """The way up and down that all servers share; a method says how a shard is pushed, averaged and answered.
 
     What a worker pushes is used as a whole, so ``accepted`` is the payload itself; what the server's own compression
-    loses is kept by the server.
+    loses is kept by the server. Where an ``out`` is given, the frame is to lie there.
     """
 
     def __init__(self, topology: str) -> None:
         self.topology = topology
+        self._space = Workspace()
 
     @abstractmethod
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         """Length of the frame in which a worker pushes this shard."""
 
     @abstractmethod
-    def push(self, turn: Turn, payload: Any, shard: Shard, tail: Tensor) -> Tensor:
+    def push(self, turn: Turn, payload: Any, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
         """Encode a shard of the worker's payload and tail."""
 
     @abstractmethod
@@ -49,40 +76,65 @@ class Server(StatelessCollective, ABC):
         """Length of the answer for this shard."""
 
     @abstractmethod
-    def answer(self, turn: Turn, payload: Any, frames: list[Tensor], shard: Shard, net: Net, nbytes: int) -> Tensor:
+    def answer(
+        self, turn: Turn, payload: Any, frames: list[Tensor], shard: Shard, nbytes: int, out: Tensor | None
+    ) -> Tensor:
         """Decode everybody's frames in rank order, average, and encode the answer (on the shard's server)."""
 
     @abstractmethod
     def read(
-        self, turn: Turn, payload: Any, frame: Tensor, shard: Shard, net: Net, origin: str
-    ) -> tuple[Tensor, Tensor]:
-        """Decode an answer into the shard's mean: coded elements and tail."""
+        self, turn: Turn, payload: Any, frame: Tensor, shard: Shard, size: int, origin: str, parts: list[Tensor]
+    ) -> Tensor:
+        """Decode an answer: put the mean of the shard's pieces into ``parts``, return that of its tail."""
 
-    def mean(self, turn: Turn, payload: Payload, tail: Tensor, net: Net) -> tuple[DenseResult, Accepted]:
+    def mean(
+        self, turn: Turn, payload: Payload, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
+    ) -> tuple[Result, Accepted]:
         layout, everybody = turn.layout, shards(turn.layout, net.size, self.topology)
-        mine = everybody[net.rank]
-        nothing = torch.zeros(0, dtype=torch.uint8, device=tail.device)
-        pushed = [nothing if s.empty else self.push(turn, payload, s, tail[s.tail]) for s in everybody]
-        frames = net.all_to_all(pushed, [0 if mine.empty else self.push_nbytes(layout, mine)] * net.size)
+        mine, device, sharded = everybody[net.rank], tail.device, self.topology == "sharded"
+        pushes = [0 if shard.empty else self.push_nbytes(layout, shard) for shard in everybody]
+        longest = max(0 if shard.empty else self.reply_nbytes(shard, net.size) for shard in everybody)
+        own = pushes[net.rank]
+        front = self._space.take("front", max(sum(pushes) - own, longest), device)
+        back = self._space.take("back", max(own * net.size, longest if sharded else 0), device)
 
-        sizes = [0 if shard.empty else self.reply_nbytes(shard, net.size) for shard in everybody]
-        longest = max(sizes)
+        places = _cut(front, [0 if rank == net.rank else nbytes for rank, nbytes in enumerate(pushes)])
+        places[net.rank], incoming = _cut(back, [own, own * (net.size - 1)])
+        nothing = torch.zeros(0, dtype=torch.uint8, device=device)
+        pushed = [
+            nothing if shard.empty else self.push(turn, payload, shard, tail[shard.tail], place)
+            for shard, place in zip(everybody, places, strict=True)
+        ]
+        frames = net.all_to_all(pushed, [own] * net.size, incoming)
+
         if mine.empty:
-            reply = torch.zeros(longest if self.topology == "sharded" else 0, dtype=torch.uint8, device=tail.device)
+            reply = torch.zeros(longest if sharded else 0, dtype=torch.uint8, device=device)
         else:
-            reply = self.answer(turn, payload, frames, mine, net, longest)
-        if self.topology == "sharded":
-            replies = net.all_gather(reply)
+            reply = self.answer(turn, payload, frames, mine, longest, _cut(front, [longest])[0])
+        flat = torch.empty(layout.numel if into is None else 0, device=device)
+        result = list(into if into is not None else layout.split(flat))
+        if sharded:
+            replies = net.gather_each(reply, back)
         else:
-            replies = net.all_to_all([reply] * net.size, [longest] + [0] * (net.size - 1))
-
-        result = torch.zeros(layout.numel, dtype=torch.float32, device=tail.device)
-        for rank, shard in enumerate(everybody):
+            answers = net.all_to_all([reply] * net.size, [longest] + [0] * (net.size - 1))
+            replies = iter(list(enumerate(answers))[:1])
+        for rank, frame in replies:
+            shard = everybody[rank]
             if not shard.empty:
-                coded, dense = self.read(turn, payload, replies[rank], shard, net, f"server {rank}")
-                shard.scatter(coded, result)
-                result[layout.coded_numel :][shard.tail] = dense
-        return DenseResult(result), Accepted(payload, tail)
+                parts = [result[piece.place][piece.start : piece.stop] for piece in shard.pieces]
+                rest = self.read(turn, payload, frame, shard, net.size, f"server {rank}", parts)
+                _write_tail(result[len(layout.coded) :], shard, rest)
+        return DenseResult(flat) if into is None else WrittenResult(result), Accepted(payload, tail)
+
+
+def _write_tail(parts: Sequence[Tensor], shard: Shard, values: Tensor) -> None:  # (t of the shard,) float32
+    """Put a shard's slice of the dense tail into the tail's vectors."""
+    start = 0
+    for part in parts:
+        first, last = max(shard.tail_start, start), min(shard.tail_stop, start + part.numel())
+        if first < last:
+            part[first - start : last - start] = values[first - shard.tail_start : last - shard.tail_start]
+        start += part.numel()
 
 
 class BlockSignServer(Server):
@@ -102,51 +154,64 @@ class BlockSignServer(Server):
         runs = scale_places(shard, self.block, layout)[1]
         return SignsCodec().nbytes(shard.numel, count_blocks(runs), shard.tail_numel)
 
-    def push(self, turn: Turn, payload: Signs, shard: Shard, tail: Tensor) -> Tensor:
+    def push(self, turn: Turn, payload: Signs | SignsOf, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
         places, runs = scale_places(shard, self.block, turn.layout)
         scales = payload.scales[places.to(payload.scales.device)]
-        return SignsCodec().encode(turn, Signs(shard.gather(payload.negative), scales, runs), tail)
+        part = payload.cut([piece.span for piece in shard.pieces], scales, runs)
+        return SignsCodec().encode(turn, part, tail, out=out)
 
     def reply_nbytes(self, shard: Shard, size: int) -> int:
         if not self.two_way:
             return FloatsCodec().nbytes(shard.numel, shard.tail_numel)
         return SignsCodec().nbytes(shard.numel, count_blocks(shard.server_runs(self.block)), shard.tail_numel)
 
-    def answer(self, turn: Turn, payload: Signs, frames: list[Tensor], shard: Shard, net: Net, nbytes: int) -> Tensor:
+    def answer(
+        self, turn: Turn, payload: Signs | SignsOf, frames: list[Tensor], shard: Shard, nbytes: int, out: Tensor | None
+    ) -> Tensor:
         runs = scale_places(shard, self.block, turn.layout)[1]
         device, num_scales = payload.scales.device, count_blocks(runs)
-        total = torch.zeros(shard.numel, dtype=torch.float32, device=device)
         dense = torch.zeros(shard.tail_numel, dtype=torch.float32, device=device)
+        given = []
         for rank, frame in enumerate(frames):
             signs, tail = SignsCodec().decode(turn, frame, runs, num_scales, shard.tail_numel, device, f"rank {rank}")
-            signs.add_to(total)
+            given.append((signs.packed, signs.scales))
             dense.add_(tail)
-        total.div_(net.size)
-        dense.div_(net.size)
+        dense.div_(len(frames))
         if not self.two_way:
-            return FloatsCodec().encode(turn, total, dense, nbytes)
+            total = torch.zeros(shard.numel, dtype=torch.float32, device=device)
+            add_mean_of_signs(total, given, runs)
+            return FloatsCodec().encode(turn, total, dense, nbytes, out)
         error = self.state.flat("residual", shard.layout, device)
         self._starts.update({piece.segment.name: piece.start for piece in shard.pieces})
         served = shard.turn(turn)
         held = self.ratio.hold(served, error)
         for segment, ratio in self.ratio.advance(served):
             error[segment.span].mul_(ratio)
-        error.add_(total)
+        add_mean_of_signs(error, given, runs)
         blocks = shard.server_runs(self.block)
-        signs = Signs(*blockwise_sign(error, blocks), blocks)
-        signs.subtract_from(error)
+        sent = SignsOf((error,), sign_scales(error, blocks), blocks)
+        reply = SignsCodec().encode(turn, sent, dense, nbytes, out)
+        sent.subtract_from(error)
         self.ratio.release(held, error)
-        return SignsCodec().encode(turn, signs, dense, nbytes)
+        return reply
 
     def read(
-        self, turn: Turn, payload: Signs, frame: Tensor, shard: Shard, net: Net, origin: str
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        turn: Turn,
+        payload: Signs | SignsOf,
+        frame: Tensor,
+        shard: Shard,
+        size: int,
+        origin: str,
+        parts: list[Tensor],
+    ) -> Tensor:
         device = payload.scales.device
         if not self.two_way:
-            return FloatsCodec().decode(turn, frame, shard.numel, shard.tail_numel, device, origin)
+            return _read_floats(turn, frame, shard, device, origin, parts)
         blocks = shard.server_runs(self.block)
         signs, tail = SignsCodec().decode(turn, frame, blocks, count_blocks(blocks), shard.tail_numel, device, origin)
-        return signs.values(), tail
+        write_signs(parts, signs.packed, signs.scales, blocks)
+        return tail
 
     def residual_square_sum(self) -> float:
         return self.state.square_sum("residual")
@@ -170,14 +235,16 @@ class VoteServer(Server):
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         return SignsCodec().nbytes(shard.numel, 0, shard.tail_numel)
 
-    def push(self, turn: Turn, payload: Signs, shard: Shard, tail: Tensor) -> Tensor:
-        bits = Signs(shard.gather(payload.negative), payload.scales, shard.piece_runs())
-        return SignsCodec().encode(turn, bits, tail)
+    def push(self, turn: Turn, payload: Signs, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
+        bits = payload.cut([piece.span for piece in shard.pieces], payload.scales, shard.piece_runs())
+        return SignsCodec().encode(turn, bits, tail, out=out)
 
     def reply_nbytes(self, shard: Shard, size: int) -> int:
         return SignsCodec().nbytes(shard.numel, 0, shard.tail_numel)
 
-    def answer(self, turn: Turn, payload: Signs, frames: list[Tensor], shard: Shard, net: Net, nbytes: int) -> Tensor:
+    def answer(
+        self, turn: Turn, payload: Signs, frames: list[Tensor], shard: Shard, nbytes: int, out: Tensor | None
+    ) -> Tensor:
         device, runs = payload.bits.device, shard.piece_runs()
         against = torch.zeros(shard.numel, dtype=torch.int32, device=device)
         dense = torch.zeros(shard.tail_numel, dtype=torch.float32, device=device)
@@ -185,11 +252,12 @@ class VoteServer(Server):
             signs, tail = SignsCodec().decode(turn, frame, runs, 0, shard.tail_numel, device, f"rank {rank}")
             against += signs.negative
             dense.add_(tail)
-        negative = against * 2 > net.size
-        if net.size % 2 == 0:
-            negative |= (against * 2 == net.size) & self._coins(turn, shard, device)
+        size = len(frames)
+        negative = against * 2 > size
+        if size % 2 == 0:
+            negative |= (against * 2 == size) & self._coins(turn, shard, device)
         vote = Signs(negative, payload.scales, runs)
-        return SignsCodec().encode(turn, vote, dense.div_(net.size), nbytes)
+        return SignsCodec().encode(turn, vote, dense.div_(size), nbytes, out)
 
     @staticmethod
     def _coins(turn: Turn, shard: Shard, device: torch.device) -> Tensor:  # -> (m,) bool
@@ -200,11 +268,12 @@ class VoteServer(Server):
         return torch.cat(flips) if flips else torch.zeros(0, dtype=torch.bool, device=device)
 
     def read(
-        self, turn: Turn, payload: Signs, frame: Tensor, shard: Shard, net: Net, origin: str
-    ) -> tuple[Tensor, Tensor]:
-        device = payload.bits.device
-        vote, tail = SignsCodec().decode(turn, frame, shard.piece_runs(), 0, shard.tail_numel, device, origin)
-        return 1.0 - 2.0 * vote.negative.to(torch.float32), tail
+        self, turn: Turn, payload: Signs, frame: Tensor, shard: Shard, size: int, origin: str, parts: list[Tensor]
+    ) -> Tensor:
+        device, runs = payload.bits.device, shard.piece_runs()
+        vote, tail = SignsCodec().decode(turn, frame, runs, 0, shard.tail_numel, device, origin)
+        write_signs(parts, vote.packed, torch.ones(count_blocks(runs), device=device), runs)
+        return tail
 
 
 class TernaryServer(Server):
@@ -215,7 +284,7 @@ class TernaryServer(Server):
         self.share_scaler = share_scaler
 
     @staticmethod
-    def _piece_scales(payload: Ternary, shard: Shard) -> Tensor:  # -> (pieces,) float32
+    def _piece_scales(payload: TernaryDraw, shard: Shard) -> Tensor:  # -> (pieces,) float32
         # Coded segments come first in a layout, so a piece's place is also its tensor's place among the scalers.
         places = torch.tensor([piece.place for piece in shard.pieces], dtype=torch.int64)
         return payload.scales[places.to(payload.scales.device)]
@@ -223,41 +292,56 @@ class TernaryServer(Server):
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         return TernaryCodec().nbytes(shard.numel, 0 if self.share_scaler else len(shard.pieces), shard.tail_numel)
 
-    def push(self, turn: Turn, payload: Ternary, shard: Shard, tail: Tensor) -> Tensor:
-        spans = [piece.span for piece in shard.pieces]
-        packed = payload.packed if shard.numel == payload.numel else gather_trits(payload.packed, spans)
-        part = Ternary(packed, self._piece_scales(payload, shard), shard.piece_runs())
-        return TernaryCodec().encode(turn, part, tail, with_scales=not self.share_scaler)
+    def push(self, turn: Turn, payload: TernaryDraw, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
+        part = payload.cut([(piece.place, piece.start, piece.stop) for piece in shard.pieces])
+        return TernaryCodec().encode(turn, part, tail, with_scales=not self.share_scaler, out=out)
 
     def reply_nbytes(self, shard: Shard, size: int) -> int:
         if self.share_scaler:
             return LevelsCodec().nbytes(shard.numel, size, shard.tail_numel)
         return FloatsCodec().nbytes(shard.numel, shard.tail_numel)
 
-    def answer(self, turn: Turn, payload: Ternary, frames: list[Tensor], shard: Shard, net: Net, nbytes: int) -> Tensor:
-        device, runs = payload.packed.device, shard.piece_runs()
+    def answer(
+        self, turn: Turn, payload: TernaryDraw, frames: list[Tensor], shard: Shard, nbytes: int, out: Tensor | None
+    ) -> Tensor:
+        device, runs = payload.scales.device, shard.piece_runs()
         shared = self._piece_scales(payload, shard) if self.share_scaler else None
-        levels = torch.zeros(shard.numel, dtype=torch.int32, device=device)
-        total = torch.zeros(0 if self.share_scaler else shard.numel, dtype=torch.float32, device=device)
         dense = torch.zeros(shard.tail_numel, dtype=torch.float32, device=device)
+        given = []
         for rank, frame in enumerate(frames):
             part, tail = TernaryCodec().decode(turn, frame, runs, shared, shard.tail_numel, device, f"rank {rank}")
-            if self.share_scaler:
-                levels += part.trits
-            else:
-                part.add_to(total)
+            given.append(part)
             dense.add_(tail)
-        dense.div_(net.size)
+        dense.div_(len(frames))
         if self.share_scaler:
-            return LevelsCodec().encode(turn, levels, net.size, dense, nbytes)
-        return FloatsCodec().encode(turn, total.div_(net.size), dense, nbytes)
+            packed = [part.packed for part in given]
+            return LevelsCodec().encode_sums(turn, packed, shard.numel, dense, nbytes, out)
+        total = torch.zeros(shard.numel, dtype=torch.float32, device=device)
+        for part in given:
+            part.add_to(total)
+        return FloatsCodec().encode(turn, total.div_(len(frames)), dense, nbytes, out)
 
     def read(
-        self, turn: Turn, payload: Ternary, frame: Tensor, shard: Shard, net: Net, origin: str
-    ) -> tuple[Tensor, Tensor]:
-        device = payload.packed.device
+        self,
+        turn: Turn,
+        payload: TernaryDraw,
+        frame: Tensor,
+        shard: Shard,
+        size: int,
+        origin: str,
+        parts: list[Tensor],
+    ) -> Tensor:
         if not self.share_scaler:
-            return FloatsCodec().decode(turn, frame, shard.numel, shard.tail_numel, device, origin)
-        levels, tail = LevelsCodec().decode(turn, frame, shard.numel, net.size, shard.tail_numel, device, origin)
-        scales = block_expand(self._piece_scales(payload, shard), shard.piece_runs())
-        return scales * levels / net.size, tail
+            return _read_floats(turn, frame, shard, payload.scales.device, origin, parts)
+        scales = self._piece_scales(payload, shard)
+        return LevelsCodec().decode_mean(turn, frame, size, shard.tail_numel, parts, scales, origin)
+
+
+def _read_floats(
+    turn: Turn, frame: Tensor, shard: Shard, device: torch.device, origin: str, parts: list[Tensor]
+) -> Tensor:
+    """An answer in fp32: into the parts; returns the tail."""
+    values, tail = FloatsCodec().decode(turn, frame, shard.numel, shard.tail_numel, device, origin)
+    for part, value in zip(parts, values.split([part.numel() for part in parts]), strict=True):
+        part.copy_(value)
+    return tail

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.kernels import Runs, blockwise_sign
+from thinwire.kernels import Runs, blockwise_sign, on_gpu, sign_scales
 from thinwire.layout import Turn
 from thinwire.memory import Scout
-from thinwire.payloads import Signs
+from thinwire.payloads import Signs, SignsOf
 
 
 def cut_into_blocks(numel: int, block: int | None) -> Runs:
@@ -35,7 +35,10 @@ class BlockSigns:
     def measure(self, turn: Turn, x: Tensor) -> None:
         return None
 
-    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Signs:
+    def compress(
+        self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None
+    ) -> Signs | SignsOf:
         blocks = sum((cut_into_blocks(segment.numel, self.block) for segment in turn.layout.coded), ())
-        negative, scales = blockwise_sign(x, blocks)
-        return Signs(negative, scales, blocks)
+        if on_gpu(x.device):  # bits and scales in one pass
+            return Signs(*blockwise_sign(x, blocks), blocks)
+        return SignsOf((x,), sign_scales(x, blocks), blocks)

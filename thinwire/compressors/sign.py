@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.kernels import coin, stream_key
 from thinwire.layout import Turn
-from thinwire.memory import Scout
+from thinwire.memory import Gradient, Scout, as_flat
 from thinwire.payloads import Signs
 
 
@@ -21,10 +21,11 @@ class Sign:
     def scout(self, turn: Turn, device: torch.device) -> None:
         return None
 
-    def measure(self, turn: Turn, x: Tensor) -> None:
+    def measure(self, turn: Turn, x: Gradient) -> None:
         return None
 
-    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Signs:
+    def compress(self, turn: Turn, x: Gradient, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Signs:
+        x = as_flat(x)
         negative = x < 0
         for segment in turn.layout.coded:
             zero = x[segment.span] == 0

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from thinwire.kernels import moments, stream_key, ternarize_packed
+from thinwire.kernels import clipped_scalers, stream_key
 from thinwire.layout import Turn
-from thinwire.memory import Scout
-from thinwire.payloads import Ternary
-
-_ROUNDING = 1e-5  # of the largest magnitude: less than this is no deviation
+from thinwire.memory import Gradient, Scout
+from thinwire.payloads import TernaryDraw
 
 
 @dataclass
@@ -32,48 +30,46 @@ class Ternarize:
     seed: int = 0
     whole_model: bool = False
     # What measure() computed of a vector, for the compress() of the same exchange: a pass over memory less.
-    _measured: tuple[Turn, Tensor, Tensor | None] | None = field(default=None, init=False, repr=False, compare=False)
+    _measured: tuple[Turn, tuple[Tensor, ...], Tensor | None] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
-    def _parts(self, turn: Turn, x: Tensor) -> list[Tensor]:
-        return [x[segment.span] for segment in turn.layout.coded]
+    def _parts(self, turn: Turn, x: Gradient) -> tuple[Tensor, ...]:
+        return tuple(x[segment.span] for segment in turn.layout.coded) if isinstance(x, Tensor) else tuple(x)
 
-    def _moments(self, parts: list[Tensor]) -> tuple[Tensor, Tensor | None]:  # -> (T,), (T,) or None
+    def _scalers(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:  # -> (T,), (T,) or None
         """Every tensor's scaler and clipping limit (Eq. 2 and 21); no limit without clipping."""
-        deviations, largest = moments(parts)
-        if self.clip_sigma is None:
-            return largest, None
-        limits = (self.clip_sigma * deviations).to(torch.float32)
-        # One element, or equal ones, deviate by nothing but rounding: clipped at that they would never move.
-        limits = torch.where(limits > _ROUNDING * largest, limits, largest)
-        return torch.minimum(largest, limits), limits
+        return clipped_scalers(parts, self.clip_sigma)
 
-    def limits(self, turn: Turn, x: Tensor) -> Tensor | None:  # -> (T,) float32
+    def limits(self, turn: Turn, x: Gradient) -> Tensor | None:  # -> (T,) float32
         """Where every tensor is clipped (Eq. 21); None without clipping."""
-        return self._moments(self._parts(turn, x))[1]
+        return self._scalers(self._parts(turn, x))[1]
 
     def scout(self, turn: Turn, device: torch.device) -> None:
         return None
 
-    def measure(self, turn: Turn, x: Tensor) -> Tensor | None:
+    def measure(self, turn: Turn, x: Gradient) -> Tensor | None:
         if not self.share_scaler:
             return None
-        scalers, limits = self._moments(self._parts(turn, x))
-        self._measured = (turn, x, limits)
+        parts = self._parts(turn, x)
+        scalers, limits = self._scalers(parts)
+        self._measured = (turn, parts, limits)
         return scalers.max()[None] if self.whole_model and scalers.numel() else scalers
 
-    def compress(self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Ternary:
+    def compress(
+        self, turn: Turn, x: Gradient, agreed: Tensor | None, rank: int, scout: Scout | None = None
+    ) -> TernaryDraw:
         parts, (measured, self._measured) = self._parts(turn, x), (self._measured, None)
-        if agreed is not None and measured is not None and measured[0] is turn and _same(measured[1], x):
+        if agreed is not None and measured is not None and measured[0] is turn and _same(measured[1], parts):
             scalers, limits = agreed, measured[2]
         else:
-            scalers, limits = self._moments(parts)
+            scalers, limits = self._scalers(parts)
             scalers = agreed if agreed is not None else scalers
         if self.whole_model and parts:
             scalers = scalers.max().repeat(len(parts))
-        keys = [stream_key(self.seed, turn.step, rank, segment.name) for segment in turn.layout.coded]
-        packed = ternarize_packed(parts, scalers, keys, limits)
-        return Ternary(packed, scalers, tuple((segment.numel, 1) for segment in turn.layout.coded))
+        keys = tuple(stream_key(self.seed, turn.step, rank, segment.name) for segment in turn.layout.coded)
+        return TernaryDraw(parts, scalers, limits, keys, (0,) * len(parts))
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.numel() == b.numel()
+def _same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
+    return [(t.data_ptr(), t.numel()) for t in a] == [(t.data_ptr(), t.numel()) for t in b]

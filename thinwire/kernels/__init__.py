@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import cpu, reference
+from thinwire.kernels import cpu, cpu_serving, reference, serving
 from thinwire.kernels.reference import (
     RiceStream,
     Runs,
@@ -117,6 +117,11 @@ def _home(tensor: Tensor, numel: int | None = None) -> Any:
     return home if fits else reference
 
 
+def _serving(tensor: Tensor) -> Any:
+    """The home of what servers do: native, or plain torch."""
+    return cpu_serving if _home(tensor) is cpu else serving
+
+
 def _total(parts: Sequence[Tensor]) -> int:
     return sum(part.numel() for part in parts)
 
@@ -203,18 +208,25 @@ def scatter_add(
         _home(parts[0]).scatter_add(parts, starts, lists, scale)
 
 
-def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    return _home(parts[0], _total(parts)).moments(parts) if parts else reference.moments(parts)
+def clipped_scalers(parts: Sequence[Tensor], clip_sigma: float | None) -> tuple[Tensor, Tensor | None]:
+    home = _home(parts[0], _total(parts)) if parts else reference
+    return home.clipped_scalers(parts, clip_sigma)
 
 
 def ternarize_packed(
-    parts: Sequence[Tensor], scales: Tensor, keys: Sequence[int], limits: Tensor | None = None
+    parts: Sequence[Tensor],
+    scales: Tensor,
+    keys: Sequence[int],
+    limits: Tensor | None = None,
+    counters: Sequence[int] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    return _home(scales, _total(parts)).ternarize_packed(parts, scales, keys, limits)
+    return _home(scales, _total(parts)).ternarize_packed(parts, scales, keys, limits, counters, out)
 
 
-def gather_trits(packed: Tensor, spans: Sequence[slice]) -> Tensor:
-    return _home(packed).gather_trits(packed, spans)
+def encode_ternary_frame(*arguments: Any) -> Tensor:
+    """A whole frame of trits, drawn and written by the device; only on a GPU."""
+    return _home(arguments[4]).encode_ternary_frame(*arguments)
 
 
 def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:
@@ -223,6 +235,34 @@ def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:
 
 def add_signs(out: Tensor, bits: Tensor, scales: Tensor, runs: Runs, factor: float) -> None:
     _home(out).add_signs(out, bits, scales, runs, factor)
+
+
+def sign_scales(x: Tensor, runs: Runs) -> Tensor:
+    return _serving(x).sign_scales(x, runs)
+
+
+def pack_signs(parts: Sequence[Tensor], out: Tensor) -> None:
+    _serving(out).pack_signs(parts, out)
+
+
+def subtract_own_signs(x: Tensor, scales: Tensor, runs: Runs) -> None:
+    _serving(x).subtract_own_signs(x, scales, runs)
+
+
+def add_mean_of_signs(out: Tensor, frames: Sequence[tuple[Tensor, Tensor]], runs: Runs) -> None:
+    _serving(out).add_mean_of_signs(out, frames, runs)
+
+
+def write_signs(parts: Sequence[Tensor], packed: Tensor, scales: Tensor, runs: Runs) -> None:
+    _serving(packed).write_signs(parts, packed, scales, runs)
+
+
+def sum_trits(frames: Sequence[Tensor], count: int, bits: int, out: Tensor) -> None:
+    _serving(out).sum_trits(frames, count, bits, out)
+
+
+def write_levels(parts: Sequence[Tensor], scales: Tensor, packed: Tensor, bits: int, ranks: int) -> bool:
+    return _serving(packed).write_levels(parts, scales, packed, bits, ranks)
 
 
 def checksum(words: Tensor, start: int = 0) -> Tensor:
@@ -278,27 +318,29 @@ __all__ = [
     "Runs",
     "Segments",
     "accumulate",
+    "add_mean_of_signs",
     "add_signs",
     "block_expand",
     "block_means",
     "blockwise_sign",
     "checksum",
     "checksum_around",
+    "clipped_scalers",
     "coin",
     "contained",
     "describe",
     "encode_rice_frame",
+    "encode_ternary_frame",
     "error_step",
     "first_nonfinite",
     "frame_heads",
-    "gather_trits",
     "home_name",
     "int8_dequantize",
     "int8_quantize",
     "launch_rice_indices",
-    "moments",
     "on_gpu",
     "pack_bits",
+    "pack_signs",
     "pack_trits",
     "pack_uints",
     "remaining",
@@ -311,8 +353,11 @@ __all__ = [
     "select_sampled",
     "select_scopes",
     "select_topk",
+    "sign_scales",
     "stream_key",
     "subtract_at",
+    "subtract_own_signs",
+    "sum_trits",
     "ternarize_packed",
     "uniform",
     "union_add",
@@ -320,5 +365,7 @@ __all__ = [
     "unpack_trits",
     "unpack_uints",
     "watch",
+    "write_levels",
+    "write_signs",
     "zero_at",
 ]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference import RiceStream, Runs, Segments
+from thinwire.kernels.reference import RiceStream, Runs, Segments, scalers_of
 from thinwire.kernels.reference import watch as watch  # plain torch is fast enough for these
 from thinwire.kernels.reference import zero_at as zero_at
 
@@ -32,10 +32,15 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_scatter_add": (None, [_I64, _PTR, _PTR, _PTR, _I64, _PTR, _PTR, _PTR, _F32, _I32]),
     "tw_select_topk": (None, [_PTR, _I64, _I64, _PTR, _PTR, _I32]),
     "tw_moments": (None, [_I64] + [_PTR] * 4 + [_I32]),
-    "tw_ternarize_packed": (None, [_I64] + [_PTR] * 6 + [_I32]),
-    "tw_gather_trits": (None, [_PTR, _I64, _PTR, _PTR, _PTR, _I32]),
+    "tw_ternarize_packed": (None, [_I64] + [_PTR] * 7 + [_I32]),
     "tw_blockwise_sign": (None, [_PTR, _I64, _PTR, _PTR, _PTR, _PTR, _I32]),
     "tw_add_signs": (None, [_PTR, _PTR, _PTR, _I64, _PTR, _PTR, _F32, _I32]),
+    "tw_pack_signs": (None, [_I64] + [_PTR] * 3 + [_I32]),
+    "tw_subtract_own_signs": (None, [_PTR, _PTR, _I64, _PTR, _PTR, _I32]),
+    "tw_add_mean_of_signs": (None, [_PTR, _I64, _PTR, _PTR, _I64, _PTR, _PTR, _I32]),
+    "tw_write_signs": (None, [_I64] + [_PTR] * 4 + [_I64, _PTR, _PTR, _I32]),
+    "tw_sum_trits": (None, [_I64, _PTR, _I64, _I32, _PTR, _I32]),
+    "tw_write_levels": (_I32, [_I64] + [_PTR] * 4 + [_I32, _I64, _I32]),
     "tw_checksum": (_U32, [_PTR, _I64, _U32]),
     "tw_pack_bits": (None, [_PTR, _I64, _PTR, _I32]),
     "tw_unpack_bits": (None, [_PTR, _I64, _PTR, _I32]),
@@ -255,26 +260,29 @@ def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:  # -> (T,) float3
     return deviations, largest
 
 
+def clipped_scalers(parts: Sequence[Tensor], clip_sigma: float | None) -> tuple[Tensor, Tensor | None]:
+    return scalers_of(*moments(parts), clip_sigma)
+
+
 def ternarize_packed(
-    parts: Sequence[Tensor], scales: Tensor, keys: Sequence[int], limits: Tensor | None = None
+    parts: Sequence[Tensor],
+    scales: Tensor,
+    keys: Sequence[int],
+    limits: Tensor | None = None,
+    counters: Sequence[int] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:  # T vectors, (T,) float32 -> (ceil(n/5),) uint8
     parts = [_ready(part, torch.float32) for part in parts]
     scales = _ready(scales, torch.float32)
     caps = torch.full((len(parts),), float("inf")) if limits is None else _ready(limits, torch.float32)
-    out = torch.empty(-(-sum(part.numel() for part in parts) // 5), dtype=torch.uint8)
+    nbytes = -(-sum(part.numel() for part in parts) // 5)
+    if out is None:
+        out = torch.empty(nbytes, dtype=torch.uint8)
+    assert out.numel() == nbytes and out.is_contiguous()
     _lib().tw_ternarize_packed(
-        len(parts), *_pointers(parts), scales.data_ptr(), caps.data_ptr(), (_U32 * len(keys))(*keys), out.data_ptr(),
-        _threads(),
+        len(parts), *_pointers(parts), scales.data_ptr(), caps.data_ptr(), (_U32 * len(keys))(*keys),
+        _int64s(counters if counters is not None else [0] * len(parts)), out.data_ptr(), _threads(),
     )  # fmt: skip
-    return out
-
-
-def gather_trits(packed: Tensor, spans: Sequence[slice]) -> Tensor:  # uint8 -> uint8
-    packed = packed.contiguous()
-    numels = [span.stop - span.start for span in spans]
-    out = torch.empty(-(-sum(numels) // 5), dtype=torch.uint8)
-    starts = _int64s([span.start for span in spans])
-    _lib().tw_gather_trits(packed.data_ptr(), len(spans), starts, _int64s(numels), out.data_ptr(), _threads())
     return out
 
 

@@ -345,22 +345,57 @@ def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:  # T vectors of f
     return (torch.stack(deviations), torch.stack(largest)) if parts else (zero[None][:0], zero[None][:0])
 
 
-def ternarize(x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None) -> Tensor:  # (n,) float32 -> (n,) int8
-    """Return sign(x) * b with P(b = 1) = min(|x|, limit) / scale (TernGrad, Eq. 1, 3 and 21), as -1, 0, 1."""
+ROUNDING = 1e-5  # of the largest magnitude: less than this is no deviation
+
+
+def scalers_of(deviations: Tensor, largest: Tensor, clip_sigma: float | None) -> tuple[Tensor, Tensor | None]:
+    """TernGrad's scaler and clipping limit of every tensor (Eq. 2 and 21), from its moments."""
+    if clip_sigma is None:
+        return largest, None
+    limits = (clip_sigma * deviations).to(torch.float32)
+    # One element, or equal ones, deviate by nothing but rounding: clipped at that they would never move.
+    limits = torch.where(limits > ROUNDING * largest, limits, largest)
+    return torch.minimum(largest, limits), limits
+
+
+def clipped_scalers(parts: Sequence[Tensor], clip_sigma: float | None) -> tuple[Tensor, Tensor | None]:
+    """Return each part's scaler (T,), and its clipping limit (T,) or None where nothing is clipped."""
+    return scalers_of(*moments(parts), clip_sigma)
+
+
+def ternarize(
+    x: Tensor, scale: Tensor, key: int, limit: Tensor | None = None, counter: int = 0
+) -> Tensor:  # (n,) float32 -> (n,) int8
+    """Return sign(x) * b with P(b = 1) = min(|x|, limit) / scale (TernGrad, Eq. 1, 3 and 21), as -1, 0, 1.
+
+    ``counter`` is where x begins in its stream of random numbers: the place of x[0] in its tensor.
+    """
     magnitude = x.abs() if limit is None else torch.minimum(x.abs(), limit)
-    keep = uniform(key, x.numel(), x.device) * scale < magnitude
+    keep = uniform(key, x.numel(), x.device, counter) * scale < magnitude
     return torch.where(keep, torch.sign(x), 0.0).to(torch.int8)  # a nan is never kept: it shows in the scale
 
 
 def ternarize_packed(
-    parts: Sequence[Tensor], scales: Tensor, keys: Sequence[int], limits: Tensor | None = None
+    parts: Sequence[Tensor],
+    scales: Tensor,
+    keys: Sequence[int],
+    limits: Tensor | None = None,
+    counters: Sequence[int] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:  # T vectors, (T,) float32 -> (ceil(n/5),) uint8
-    """``ternarize`` every part with its own scale, random stream and limit, and pack them one behind the other."""
+    """``ternarize`` every part with its own scale, random stream and limit, and pack them one behind the other.
+
+    ``counters``, zeros unless given, say where each part begins in its stream; the result goes to ``out`` where given.
+    """
     trits = [
-        ternarize(part, scales[place], keys[place], limits[place] if limits is not None else None)
+        ternarize(
+            part, scales[place], keys[place], limits[place] if limits is not None else None,
+            counters[place] if counters is not None else 0,
+        )
         for place, part in enumerate(parts)
-    ]
-    return pack_trits(torch.cat(trits) if trits else torch.zeros(0, dtype=torch.int8, device=scales.device))
+    ]  # fmt: skip
+    packed = pack_trits(torch.cat(trits) if trits else torch.zeros(0, dtype=torch.int8, device=scales.device))
+    return packed if out is None else out.copy_(packed)
 
 
 def block_means(x: Tensor, runs: Runs) -> Tensor:  # (n,) float32 -> (B,) float32
@@ -463,12 +498,6 @@ def unpack_trits(packed: Tensor, count: int) -> Tensor:  # (>= ceil(count/5),) u
     weights = torch.tensor(_TRIT_WEIGHTS, dtype=torch.uint8, device=packed.device)
     digits = torch.div(packed[:nbytes, None], weights, rounding_mode="floor") % 3
     return digits.flatten()[:count].to(torch.int8) - 1
-
-
-def gather_trits(packed: Tensor, spans: Sequence[slice]) -> Tensor:  # uint8 < 243 -> (ceil(m/5),) uint8
-    """Take spans of packed trits and pack them one behind the other."""
-    trits = unpack_trits(packed, max((span.stop for span in spans), default=0))
-    return pack_trits(torch.cat([trits[span] for span in spans]) if spans else trits)
 
 
 def pack_uints(values: Tensor, bits: int) -> Tensor:  # (n,) int64 in [0, 2**bits) -> (ceil(n*bits/8),) uint8

@@ -7,9 +7,10 @@ instead, because only the device knows that length.
 
 from __future__ import annotations
 
-from thinwire.kernels.gpu.quantize import add_signs, blockwise_sign, error_step, moments, ternarize_packed, watch
+from thinwire.kernels.gpu.quantize import add_signs, blockwise_sign, error_step, watch
 from thinwire.kernels.gpu.search import Search, accumulate
 from thinwire.kernels.gpu.sparse_frames import checksum, checksum_around, encode_rice_frame
+from thinwire.kernels.gpu.ternary import clipped_scalers, encode_ternary_frame, moments, ternarize_packed
 from thinwire.kernels.gpu.unpack import (
     frame_heads,
     launch_rice_indices,
@@ -21,7 +22,6 @@ from thinwire.kernels.gpu.unpack import (
 from thinwire.kernels.reference import (
     contained,
     first_nonfinite,
-    gather_trits,
     pack_bits,
     pack_trits,
     pack_uints,
@@ -43,12 +43,13 @@ __all__ = [
     "blockwise_sign",
     "checksum",
     "checksum_around",
+    "clipped_scalers",
     "contained",
     "encode_rice_frame",
+    "encode_ternary_frame",
     "error_step",
     "first_nonfinite",
     "frame_heads",
-    "gather_trits",
     "launch_rice_indices",
     "moments",
     "pack_bits",

@@ -57,3 +57,31 @@ def tiles_of(numels: tuple[int, ...], device: torch.device, tile: int = TILE) ->
 
 def pointers(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:  # -> (n,) int64
     return cached(tuple(0 if t is None else t.data_ptr() for t in tensors), torch.int64, device)
+
+
+class Cuts:
+    """A flat vector cut into equal tiles and, across them, into blocks: the pieces that lie in one tile and one block.
+
+    Pieces are numbered in order, so the pieces of a tile, and those of a block, follow each other.
+    """
+
+    def __init__(self, lengths: tuple[int, ...], tile: int, device: torch.device) -> None:
+        ends = torch.tensor(lengths, dtype=torch.int64).cumsum(0)  # (B,)
+        self.numel = int(ends[-1]) if lengths else 0
+        self.num_tiles = -(-self.numel // tile)
+        edges = torch.arange(1, self.num_tiles + 1) * tile
+        piece_ends = torch.unique(torch.cat([ends, edges.clamp(max=self.numel)]))  # sorted
+        piece_ends = piece_ends[piece_ends > 0]
+        blocks = torch.searchsorted(ends, piece_ends)  # (pieces,) the block each piece ends in
+        firsts = torch.searchsorted(piece_ends, torch.arange(self.num_tiles + 1) * tile, right=True)  # (tiles + 1,)
+        in_block = torch.searchsorted(blocks, torch.arange(len(lengths) + 1))  # (blocks + 1,)
+        starts = ends - torch.tensor(lengths, dtype=torch.int64)
+        self.num_pieces = piece_ends.numel()
+        self.first_piece, self.block_of = firsts.to(torch.int32).to(device), blocks.to(torch.int32).to(device)
+        self.first_of_block = in_block.to(torch.int32).to(device)
+        self.starts, self.ends = starts.to(torch.int32).to(device), ends.to(torch.int32).to(device)  # (B,)
+
+
+@lru_cache(maxsize=64)
+def cuts_of(lengths: tuple[int, ...], tile: int, device: torch.device) -> Cuts:
+    return Cuts(lengths, tile, device)

@@ -19,7 +19,7 @@ from thinwire.advice import advise_from
 from thinwire.bench.cluster import ALWAYS
 from thinwire.bench.peers import PEERS
 from thinwire.cli import run
-from thinwire.cost import CodecCost, Workload
+from thinwire.cost import ExchangeCost, Workload
 from thinwire.probe import Link
 from thinwire.profile import Profile
 
@@ -28,7 +28,7 @@ SPECS = ("dense", "dense:dtype=bf16", "terngrad", "blocksign", "dgc", "gtopk")
 
 def advice(rate_bits: float, hosts: int = 8, compute_s: float = 0.3, codec_s: float = 0.02) -> thinwire.Advice:
     methods = [thinwire.parse_method(spec) for spec in SPECS]
-    codecs = {str(method): CodecCost(0.0 if method.name == "dense" else codec_s, 1e-4) for method in methods}
+    codecs = {str(method): ExchangeCost(0.0 if method.name == "dense" else codec_s, 1e-4) for method in methods}
     work = Workload.of_size(25_600_000, compute_s)
     return advise_from(Profile(hosts, work, Link(1e-4, 8 / rate_bits), 1.0, codecs), methods)
 

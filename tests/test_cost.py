@@ -203,6 +203,16 @@ def test_waiting_overlaps_with_backward_and_computing_does_not() -> None:
     assert schedule(1.0, 0.9, [(0.4, 0.0, 2.0), (0.9, 0.0, 1.0)], 1.0) == pytest.approx(3.5)  # one after the other
 
 
+def test_a_transfer_is_slowed_by_backward_only_where_its_computing_is_the_larger_part() -> None:
+    """A transfer of 0.4 s while backward has 0.5 s left: with 0.1 s of computing in it the wire hides that, with 0.3 s
+    twice that is 0.6 s. Backward is delayed by the computing either way, and the next bucket comes later by it."""
+    assert schedule(1.0, 0.9, [(0.4, 0.0, 0.4)], 0.75) == pytest.approx(1.0 + 0.1)
+    assert schedule(1.0, 0.9, [(0.4, 0.0, 0.4)], 0.25) == pytest.approx(1.0 + 0.3)
+    assert schedule(1.0, 0.9, [(0.85, 0.0, 0.4)], 0.75) == pytest.approx(0.85 + 0.4 + 0.1)  # the end is the wire's own
+    assert schedule(1.0, 0.9, [(0.4, 0.0, 1.0)], 0.75) == pytest.approx(0.4 + 1.0 + 0.1)
+    assert schedule(1.0, 0.9, [(0.4, 0.0, 1.0)], 0.25) == pytest.approx(0.4 + 1.0 + 0.5 * 0.5 / 0.75 + 0.1)
+
+
 def workload() -> Workload:
     return Workload.of_size(25_600_000, 0.2)
 

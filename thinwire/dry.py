@@ -15,6 +15,7 @@ from thinwire.methods import Method
 from thinwire.protocols import Aggregator
 from thinwire.transport import Net, Traffic
 
+NOISE = 2**18  # random numbers that are enough to repeat: drawing a whole model's takes longer than exchanging it
 HYPER = Hyper(lr=0.1, momentum=0.9, weight_decay=5e-4)
 
 
@@ -70,8 +71,8 @@ class Rehearsal:
     def __init__(self, method: Method, layouts: Sequence[Layout], net: Net, sgd: bool, device: torch.device) -> None:
         self.layouts = list(layouts)
         self._aggregator: Aggregator = method.aggregator(net, sgd)
-        generator = torch.Generator().manual_seed(net.rank)
-        self._gradients = [torch.randn(layout.numel, generator=generator).to(device) for layout in self.layouts]
+        noise = torch.randn(NOISE, generator=torch.Generator().manual_seed(net.rank)).to(device)
+        self._gradients = [noise.repeat(-(-layout.numel // NOISE))[: layout.numel] for layout in self.layouts]
         self._weights = [torch.zeros_like(gradient) for gradient in self._gradients]
         self._bucket = torch.empty(max(layout.numel for layout in self.layouts), device=device)
         self._device, self._step = device, 0

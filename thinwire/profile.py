@@ -27,10 +27,11 @@ from thinwire.transport import Net, TorchNet
 Step = Callable[[], object]
 
 WARMUP = 2  # steps: memory and code settle
-LONGEST_S = 2.0  # planned wire time of a rehearsed exchange; of a longer one a share is rehearsed
+LONG_STEP_S = 1.0  # such a step is timed less often: the whole must not take much more than half a minute
+LONGEST_S = 1.25  # planned wire time of a rehearsed exchange; of a longer one a share is rehearsed
 LONG_S = 0.5  # an exchange of this length is rehearsed less often: it holds many messages
 UNTIMED = 2  # rehearsals after which buffers are there and thresholds are known
-SAMPLE = 2 * 2**20  # elements on which the cost of one more frame is measured
+SAMPLE = 2**20  # elements on which the cost of one more frame is measured
 TRANSFER_SHARE = 0.5  # of a step's time: the transfer that a step runs beside
 ODD = 4.0  # a wire that takes this many times longer or shorter than planned is a disturbance, not the method
 
@@ -71,8 +72,9 @@ def measure_profile(
         for _ in range(repeats):
             steps.time_one()
         before = steps.work()
+        again = repeats if before.compute_s < LONG_STEP_S else 2
         transfer = Transfer(net, link, before.compute_s * TRANSFER_SHARE)
-        for _ in range(repeats):
+        for _ in range(again):
             transfer.alone()
             transfer.beside(step)
         device = next(iter(parameters.values())).device
@@ -80,7 +82,7 @@ def measure_profile(
             str(method): measure_exchange(net, method, before, link, optimizer_is_sgd, device, repeats, more_hosts)
             for method in methods
         }
-        for _ in range(repeats):
+        for _ in range(again):
             steps.time_one()
         steps.end()
     after_s = statistics.median(steps.noted[repeats:])
@@ -212,8 +214,8 @@ def measure_exchange(
     """Rehearse one step's exchanges of a method over the real net: what they compute, and the wire against its plan.
 
     A collective call. Where the plan takes longer than ``longest_s``, every tensor is cut to a share, still so long
-    that bytes and not latency decide. A rank's time on the wire contains waiting for the others, that of the rank they
-    wait for the least: so the smallest is the wire's, and the rest of the slowest rank's time counts as computing.
+    that bytes and not latency decide. A rank's time on the wire contains waiting for others that still compute: so
+    the computing is that of the rank that computes longest, and the rest of the slowest rank's time is the wire's.
     """
     whole = [bucket.rows for bucket in work.buckets]
     plan = _plan(method, whole, net.size)
@@ -229,14 +231,14 @@ def measure_exchange(
         before = _wire_s(net)
         own_s = run.seconds()
         own_wire_s = _wire_s(net) - before
-        slowest, shortest = _slowest(net, [own_s, -own_wire_s])
+        slowest, computing = _slowest(net, [own_s, own_s - own_wire_s])
         if slowest > LONG_S:
             untimed, timed = min(untimed, 1), min(timed, 2)
         if untimed:
             untimed -= 1
         else:
-            computed.append(slowest + shortest)
-            on_wire.append(-shortest)
+            computed.append(computing)
+            on_wire.append(slowest - computing)
     del run
     longer = plan.nbytes / max(1.0, _plan(method, buckets, net.size).nbytes)
     factor = longer * statistics.median(on_wire) / planned_s if planned_s > 0 else 1.0

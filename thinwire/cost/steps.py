@@ -103,15 +103,18 @@ def schedule(
     """Return a step's seconds; a job is (ready, seconds of computing, seconds on the wire), in order.
 
     ``overlap`` is the share of the wire's time that costs no processor time. While both threads compute they share
-    the processor: each is slowed down by what the other does meanwhile.
+    the processor: backward is delayed by all that the other computes meanwhile. Encoding then takes twice as long; a
+    transfer, which mostly waits for the wire, only where twice its computing is more than the wire's own time.
     """
+    moving = 1.0 - overlap
     free_s = delay_s = 0.0
     for ready_s, codec_s, wire_s in jobs:
         start_s = max(free_s, ready_s + delay_s)
-        busy_s = codec_s + (1.0 - overlap) * wire_s
+        busy_s = codec_s + moving * wire_s
         shared_s = min(busy_s, max(0.0, backward_end_s + delay_s - start_s))
         delay_s += shared_s
-        free_s = start_s + codec_s + wire_s + shared_s
+        longer_s = codec_s + max(0.0, 2 * moving - 1.0) * wire_s
+        free_s = start_s + codec_s + wire_s + (longer_s * shared_s / busy_s if busy_s > 0 else 0.0)
     return max(backward_end_s + delay_s, free_s) + compute_s - backward_end_s
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire import auto, emulation
-from thinwire.advice import advise_from
-from thinwire.bench.cluster import ALWAYS
+from thinwire.advice import advise_from, as_fast
+from thinwire.bench.cluster import ALWAYS, accuracy, merged
 from thinwire.bench.peers import PEERS
 from thinwire.cli import run
-from thinwire.cost import CodecCost, Workload
+from thinwire.cost import ExchangeCost, Workload
 from thinwire.probe import Link
 from thinwire.profile import Profile
 
@@ -28,7 +29,7 @@ SPECS = ("dense", "dense:dtype=bf16", "terngrad", "blocksign", "dgc", "gtopk")
 
 def advice(rate_bits: float, hosts: int = 8, compute_s: float = 0.3, codec_s: float = 0.02) -> thinwire.Advice:
     methods = [thinwire.parse_method(spec) for spec in SPECS]
-    codecs = {str(method): CodecCost(0.0 if method.name == "dense" else codec_s, 1e-4) for method in methods}
+    codecs = {str(method): ExchangeCost(0.0 if method.name == "dense" else codec_s, 1e-4) for method in methods}
     work = Workload.of_size(25_600_000, compute_s)
     return advise_from(Profile(hosts, work, Link(1e-4, 8 / rate_bits), 1.0, codecs), methods)
 
@@ -54,6 +55,20 @@ def test_predictions_go_to_1024_hosts_and_say_where_the_choice_changes() -> None
     assert len(found.predictions) == 9 * len(SPECS)
     assert found.step_s("dgc", 1024) > found.step_s("gtopk", 1024)  # linear against logarithmic traffic
     assert any("hosts on: gtopk" in note for note in found.notes) or found.recommended == "gtopk"
+
+
+def test_methods_that_cannot_be_told_apart_give_the_gentler_one() -> None:
+    assert as_fast([1.04, 1.0, 0.999]) == 0 and as_fast([1.06, 1.0]) == 1 and as_fast([2.0]) == 0
+
+
+@pytest.mark.parametrize(("drift", "word"), [(0.2, "20 % longer"), (-0.15, "15 % less")])
+def test_unsteady_machines_are_told(drift: float, word: str) -> None:
+    methods = [thinwire.parse_method(spec) for spec in ("dense", "dgc")]
+    costs = {str(method): ExchangeCost(0.01) for method in methods}
+    steady = Profile(4, Workload.of_size(1_000_000, 0.1), Link(1e-4, 8e-8), 1.0, costs, 0.05)
+    assert not any("unsteady" in note for note in advise_from(steady, methods).notes)
+    notes = advise_from(replace(steady, drift=drift), methods).notes
+    assert any(note.startswith("unsteady machines") and word in note for note in notes)
 
 
 def test_slow_encoding_is_told_and_not_recommended() -> None:
@@ -192,6 +207,30 @@ def test_advise_needs_a_group_and_a_function() -> None:
 
 # --- bench cluster ---------------------------------------------------------------------------------
 
+
+def test_rounds_of_a_method_become_one_row() -> None:
+    def part(seconds: list[float], predicted: float | None, kb: float) -> dict[str, Any]:
+        breakdown = {"wait": kb, "compress": None}
+        return {"method": "dgc", "seconds": seconds, "bytes_per_step": kb, "processor_ms": kb, "ratio": kb,
+                "breakdown_ms": breakdown, "predicted_ms": predicted}  # fmt: skip
+
+    row = merged([part([1.0, 2.0, 3.0], 10.0, 4.0), part([5.0], 14.0, 8.0)])
+    assert row["seconds"] == [1.0, 2.0, 3.0, 5.0] and row["predicted_ms"] == 12.0
+    assert row["bytes_per_step"] == row["processor_ms"] == row["breakdown_ms"]["wait"] == 5.0
+    assert row["breakdown_ms"]["compress"] is None and row["counted_bytes_per_step"] is None and row["ratio"] == 8.0
+    assert merged([part([1.0], None, 1.0)])["predicted_ms"] is None
+
+
+def test_what_following_the_advice_costs_is_said() -> None:
+    def row(method: str, predicted: float, measured: float) -> dict[str, Any]:
+        return {"method": method, "predicted_ms": predicted, "step_ms_p50": measured}
+
+    rows = [row("noop", 90, 80), row("dense", 200, 180), row("gtopk", 100, 100), row("dgc", 104, 102)]
+    said = accuracy(rows)
+    assert "advised dgc, measured best gtopk, 2 % faster" in said and "at worst 11 % (dense)" in said
+    assert accuracy([row("noop", 90, 80)]) == "no predictions"
+
+
 why_not = emulation.why_not()
 
 
@@ -205,7 +244,13 @@ def test_bench_cluster_on_two_hosts(tmp_path: Path, capsys: pytest.CaptureFixtur
     rows = json.loads(target.read_text())
     assert [row["method"] for row in rows] == [*ALWAYS, "dgc", "torch-topk", "noop"]
     for row in rows:
-        assert row["kind"] == "cluster" and row["hosts"] == 2 and row["rate"] == "1gbit" and row["steps"] == 4
+        assert (
+            row["rounds"] == 2
+            and row["kind"] == "cluster"
+            and row["hosts"] == 2
+            and row["rate"] == "1gbit"
+            and row["steps"] == 4
+        )
         assert 0 < row["step_ms_p20"] <= row["step_ms_p50"] <= row["step_ms_p80"] and row["samples_per_s"] > 0
         assert set(row["breakdown_ms"]) == {"forward_backward", "compress", "communicate", "wait"}
         assert (row["predicted_ms"] is None) == (row["method"] in PEERS)

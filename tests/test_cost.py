@@ -11,7 +11,7 @@ from workers import noise
 import thinwire
 from thinwire import cost
 from thinwire.bench.models import MODELS
-from thinwire.cost import Bucket, CodecCost, Workload, bucket_layouts, plan_exchange, predict, schedule
+from thinwire.cost import Bucket, ExchangeCost, Workload, bucket_layouts, plan_exchange, predict, schedule
 from thinwire.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
 from thinwire.dry import DryNet, DryRun
 from thinwire.layout import Hyper, Turn
@@ -176,7 +176,7 @@ def test_a_dry_run_goes_through_every_method_in_any_pretended_group(spec: str) -
 def test_every_registered_method_has_a_cost_model() -> None:
     for name, kind in thinwire.METHODS.items():
         plan = plan_exchange(kind(), bucket_layouts(kind(), [ROWS])[0], 4)
-        assert (plan.nbytes > 0) == (name != "noop") and max(plan.scattered, plan.swapped, plan.reduced) <= plan.nbytes
+        assert (plan.nbytes > 0) == (name != "noop")
 
 
 def test_a_method_without_a_cost_model_is_named() -> None:
@@ -203,6 +203,16 @@ def test_waiting_overlaps_with_backward_and_computing_does_not() -> None:
     assert schedule(1.0, 0.9, [(0.4, 0.0, 2.0), (0.9, 0.0, 1.0)], 1.0) == pytest.approx(3.5)  # one after the other
 
 
+def test_a_transfer_is_slowed_by_backward_only_where_its_computing_is_the_larger_part() -> None:
+    """A transfer of 0.4 s while backward has 0.5 s left: with 0.1 s of computing in it the wire hides that, with 0.3 s
+    twice that is 0.6 s. Backward is delayed by the computing either way, and the next bucket comes later by it."""
+    assert schedule(1.0, 0.9, [(0.4, 0.0, 0.4)], 0.75) == pytest.approx(1.0 + 0.1)
+    assert schedule(1.0, 0.9, [(0.4, 0.0, 0.4)], 0.25) == pytest.approx(1.0 + 0.3)
+    assert schedule(1.0, 0.9, [(0.85, 0.0, 0.4)], 0.75) == pytest.approx(0.85 + 0.4 + 0.1)  # the end is the wire's own
+    assert schedule(1.0, 0.9, [(0.4, 0.0, 1.0)], 0.75) == pytest.approx(0.4 + 1.0 + 0.1)
+    assert schedule(1.0, 0.9, [(0.4, 0.0, 1.0)], 0.25) == pytest.approx(0.4 + 1.0 + 0.5 * 0.5 / 0.75 + 0.1)
+
+
 def workload() -> Workload:
     return Workload.of_size(25_600_000, 0.2)
 
@@ -217,13 +227,13 @@ def test_a_model_of_known_size_has_ddp_buckets() -> None:
 
 @pytest.mark.parametrize("spec", ["dense", "dense:dtype=bf16", "dgc", "gtopk", "terngrad", "blocksign"])
 def test_steps_grow_with_hosts_and_slowness_and_never_beat_a_free_network(spec: str) -> None:
-    method, work, codec = thinwire.parse_method(spec), workload(), CodecCost(0.02, 0.0005)
+    method, work, codec = thinwire.parse_method(spec), workload(), ExchangeCost(0.02, 0.0005)
     for overlap in (0.0, 0.5, 1.0):
         steps = [predict(method, work, Link(1e-4, 8e-9), codec, 2**p, overlap).step_s for p in range(1, 11)]
         assert steps == sorted(steps) and steps[0] >= work.compute_s
         rates = [predict(method, work, Link(1e-4, 8 / r), codec, 8, overlap).step_s for r in (1e10, 1e9, 1e8, 1e7)]
         assert rates == sorted(rates)
-    alone = predict(method, work, Link(1e-4, 8e-9), CodecCost(0.0), 1)
+    alone = predict(method, work, Link(1e-4, 8e-9), ExchangeCost(0.0), 1)
     assert alone.step_s == pytest.approx(work.compute_s) and alone.nbytes == 0
 
 
@@ -232,7 +242,7 @@ def test_traffic_grows_as_the_methods_promise() -> None:
     work, link = workload(), Link(0.0, 8e-9)
 
     def nbytes(spec: str, hosts: int) -> float:
-        return predict(thinwire.parse_method(spec), work, link, CodecCost(0.0), hosts).nbytes
+        return predict(thinwire.parse_method(spec), work, link, ExchangeCost(0.0), hosts).nbytes
 
     assert nbytes("dgc", 1025) / nbytes("dgc", 257) == pytest.approx(4.0)
     assert nbytes("gtopk", 1024) / nbytes("gtopk", 32) == pytest.approx(2.0)
@@ -241,10 +251,18 @@ def test_traffic_grows_as_the_methods_promise() -> None:
     assert nbytes("noop", 1024) == 0
 
 
+def test_a_measured_wire_stretches_the_plan_and_nothing_else() -> None:
+    method, work, link = thinwire.parse_method("dense"), workload(), Link(1e-4, 8e-9)
+    planned = predict(method, work, link, ExchangeCost(0.0), 8)
+    slower = predict(method, work, link, ExchangeCost(0.0, wire=1.5), 8)
+    assert slower.wire_s == pytest.approx(1.5 * planned.wire_s) and slower.nbytes == planned.nbytes
+    assert slower.step_s > planned.step_s and slower.codec_s == planned.codec_s
+
+
 def test_codec_costs_scale_with_frames() -> None:
-    cost_ = CodecCost(0.1, 0.01)
-    assert cost_.seconds(10) == pytest.approx(0.2)
-    assert CodecCost(-0.1, 0.01).seconds(0) == 0.0
+    cost_ = ExchangeCost(0.1, 0.01)
+    assert cost_.computing_s(10) == pytest.approx(0.2)
+    assert ExchangeCost(-0.1, 0.01).computing_s(0) == 0.0
     assert Bucket(0.1, (("a", 0, torch.Size([2, 3])),)).numel == 6
 
 

@@ -13,21 +13,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.cost import CodecCost, Prediction, Workload
+from thinwire.cost import ExchangeCost, Prediction, Workload
 from thinwire.dry import DryNet
 from thinwire.groups import give_back, own_net
-from thinwire.methods import DGC, GradientDropping, GTopK, Method, parse_method
+from thinwire.methods import Method, parse_method
 from thinwire.probe import Link
-from thinwire.profile import Profile, measure_codec, measure_profile
+from thinwire.profile import Profile, frames_grow, measure_codec, measure_profile
 from thinwire.transport import TorchNet
 
 # Gentler ones first: where two are equally fast, the first is recommended.
 METHODS = ("dense", "dense:dtype=bf16", "terngrad", "blocksign", "dgc", "gtopk")
 MOST_HOSTS = 1024
 WORTH = 1.10  # a method must train this much faster than dense, or it is not worth its trouble
-AS_FAST = 1.02
+AS_FAST = 1.05  # predictions that differ by less cannot be told apart
 WIRE_SHARE = 0.94  # what Ethernet, IP and TCP headers leave of a link's rate for what is sent
 SAMPLE = 2 * 2**20  # elements on which this machine's encoding speed is measured when there is no model
+UNSTEADY = 0.1  # a step without communication that changes by more while it is measured is worth a note
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def advise_offline(
     return advise_from(profile, chosen)
 
 
-def codec_here(method: Method, params: int) -> CodecCost:
+def codec_here(method: Method, params: int) -> ExchangeCost:
     """A method's encoding cost on one core of this machine for so many parameters, measured on a sample and scaled.
 
     Processor time of one thread, the least of a few: other work on this machine says nothing about the machines that
@@ -177,10 +178,8 @@ def codec_here(method: Method, params: int) -> CodecCost:
     finally:
         torch.set_num_threads(threads)
     longer = params / sample.numel
-    # A gathered frame grows with the model. A server's frames share one model between them: what one more of them costs
-    # is only its handling, once an exchange.
-    more = longer if isinstance(method, (DGC, GTopK, GradientDropping)) else _exchanges(params) / len(sample.buckets)
-    return CodecCost(cost.fixed_s * longer, cost.per_frame_s * more)
+    more = longer if frames_grow(method) else _exchanges(params) / len(sample.buckets)
+    return ExchangeCost(cost.fixed_s * longer, cost.per_frame_s * more)
 
 
 def _exchanges(params: int) -> int:
@@ -216,16 +215,22 @@ def advise_from(profile: Profile, methods: Sequence[Method]) -> Advice:
             f"on {profile.hosts} hosts {_ms(best.step_s)} ms a step instead of {_ms(dense.step_s)} ms dense "
             f"({gain:.2g}x); a free network would give {_ms(free_s)} ms."
         )
-    notes = _notes(table, counts, chosen.method)
+    notes = [*_notes(table, counts, chosen.method)]
+    if abs(profile.drift) > UNSTEADY:
+        change = f"{100 * abs(profile.drift):.0f} % {'longer' if profile.drift > 0 else 'less'}"
+        notes.append(f"unsteady machines: a step took {change} after the measurements than before them.")
     return Advice(
         profile.hosts, profile.work.numel, free_s, profile.link, tuple(table), chosen.method, reason, tuple(notes)
     )
 
 
+def as_fast(steps: Sequence[float]) -> int:
+    """The place of the first step that is as good as the fastest."""
+    return next(place for place, step in enumerate(steps) if step <= AS_FAST * min(steps))
+
+
 def _choose(rows: Sequence[Prediction]) -> Prediction:
-    """The first of those that are as good as the fastest."""
-    fastest_s = min(one.step_s for one in rows)
-    return next(one for one in rows if one.step_s <= AS_FAST * fastest_s)
+    return rows[as_fast([one.step_s for one in rows])]
 
 
 def _notes(table: Sequence[Prediction], counts: Sequence[int], chosen: str) -> Iterator[str]:

@@ -15,8 +15,8 @@ from thinwire.advice import METHODS, Advice, advise_from, with_dense
 from thinwire.cost import Workload
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
-from thinwire.probe import measure_link, measure_patterns
-from thinwire.profile import Profile, buckets_of, measure_codec
+from thinwire.probe import measure_link, uncounted
+from thinwire.profile import Profile, buckets_of, measure_exchange
 from thinwire.transport import TorchNet
 from thinwire.wire import Wire
 
@@ -24,6 +24,7 @@ log = logging.getLogger("thinwire")
 
 WARMUP = 3  # DDP rebuilds its buckets after the first step, and caches fill
 WATCHED = 4
+LONGEST_S = 0.5  # planned wire time of an exchange that is rehearsed
 
 
 class Auto:
@@ -106,13 +107,15 @@ class Auto:
         compute_s, *ready_s = agreed.tolist()
         work = Workload(compute_s, tuple(buckets_of(parameters, dict(zip(names, ready_s, strict=True)))))
         methods = with_dense([method for method in map(parse_method, METHODS) if self._accepts(method)])
-        power = 1 << max(1, (net.size - 1).bit_length())
-        codecs = {
-            str(method): measure_codec(net, method, work, (power,), self._view.is_sgd, net.compute_device, 2)
-            for method in methods
-        }
+        sgd, device = self._view.is_sgd, net.compute_device
+        with uncounted(net):
+            link = measure_link(net)
+            costs = {
+                str(method): measure_exchange(net, method, work, link, sgd, device, 2, longest_s=LONGEST_S)
+                for method in methods
+            }
         # What sending costs of the processor was not measured; half of its time lies between the two extremes.
-        profile = Profile(net.size, work, measure_patterns(net, measure_link(net)), 0.5, codecs)
+        profile = Profile(net.size, work, link, 0.5, costs)
         return advise_from(profile, methods)
 
     def _accepts(self, method: Method) -> bool:

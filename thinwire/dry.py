@@ -1,4 +1,4 @@
-"""A group that is only pretended: what a method computes, without any wire."""
+"""A method's exchanges without a training step: over a real net, or in a group that is only pretended."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from thinwire.collectives.shards import WHOLE_BELOW
+from thinwire.cost.plans import Rows, wants_whole_model
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import Method
 from thinwire.protocols import Aggregator
-from thinwire.transport import Traffic
+from thinwire.transport import Net, Traffic
 
+NOISE = 2**18  # random numbers that are enough to repeat: drawing a whole model's takes longer than exchanging it
 HYPER = Hyper(lr=0.1, momentum=0.9, weight_decay=5e-4)
 
 
@@ -53,9 +55,6 @@ class DryNet:
         return
 
 
-Rows = Sequence[tuple[str, int, torch.Size]]  # parameter name, ordinal, shape
-
-
 def even_layout(method: Method, rows: Rows, size: int) -> Layout:
     """A bucket's layout with every tensor made a little larger, so that all ranks serve shards of equal length."""
     entries = []
@@ -66,40 +65,47 @@ def even_layout(method: Method, rows: Rows, size: int) -> Layout:
     return Layout.of(entries)
 
 
-class DryRun:
-    """One method's work on a step's gradients in a pretended group of ``size``, a power of two.
+class Rehearsal:
+    """One method's exchanges of a step on gradients of random numbers, over any net, without a training step.
 
     Bucket by bucket, as in a step: how large the buffers are decides what the caches and the allocator make of them.
     """
 
-    def __init__(self, method: Method, buckets: Sequence[Rows], size: int, sgd: bool, device: torch.device) -> None:
-        if size & (size - 1):
-            raise ValueError(f"a dry run needs a power of two of ranks, not {size}")
-        self._aggregator: Aggregator = method.aggregator(DryNet(size), sgd)
-        groups = [[row for rows in buckets for row in rows]] if self._aggregator.whole_model else buckets
-        self.layouts = [even_layout(method, rows, size) for rows in groups]
-        generator = torch.Generator().manual_seed(0)
-        self._gradients = [torch.randn(layout.numel, generator=generator).to(device) for layout in self.layouts]
+    def __init__(self, method: Method, layouts: Sequence[Layout], net: Net, sgd: bool, device: torch.device) -> None:
+        self.layouts = list(layouts)
+        self._aggregator: Aggregator = method.aggregator(net, sgd)
+        noise = torch.randn(NOISE, generator=torch.Generator().manual_seed(net.rank)).to(device)
+        self._gradients = [noise.repeat(-(-layout.numel // NOISE))[: layout.numel] for layout in self.layouts]
         self._weights = [torch.zeros_like(gradient) for gradient in self._gradients]
+        self._bucket = torch.empty(max(layout.numel for layout in self.layouts), device=device)
         self._device, self._step = device, 0
 
     def seconds(self, clock: Callable[[], float] = time.perf_counter) -> float:
-        """What one step's exchanges compute, on this clock."""
-        factor = 1.0 + 0.1 * (self._step % 3)  # not the same numbers at every step
-        work = [gradient * factor for gradient in self._gradients]
-        turns = [
-            Turn(layout, self._step, (HYPER,) * len(layout.segments), layout.split(weights))
-            for layout, weights in zip(self.layouts, self._weights, strict=True)
-        ]
-        self._wait()
-        start = clock()
-        with torch.no_grad():
-            for turn, gradient in zip(turns, work, strict=True):
-                self._aggregator.reduce(turn, turn.layout.split(gradient))
-        self._wait()
+        """What one step's exchanges take on this clock; over a real net a collective call."""
+        factor, taken_s = 1.0 + 0.1 * (self._step % 3), 0.0  # not the same numbers at every step
+        for layout, gradient, weights in zip(self.layouts, self._gradients, self._weights, strict=True):
+            # Written right before, to memory that is there: so backward leaves a bucket, too.
+            parts = layout.split(torch.mul(gradient, factor, out=self._bucket[: layout.numel]))
+            turn = Turn(layout, self._step, (HYPER,) * len(layout.segments), layout.split(weights))
+            self._wait()
+            start = clock()
+            with torch.no_grad():
+                self._aggregator.reduce(turn, parts)
+            self._wait()
+            taken_s += clock() - start
         self._step += 1
-        return clock() - start
+        return taken_s
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+class DryRun(Rehearsal):
+    """What a method computes in a step of a pretended group of ``size``, a power of two."""
+
+    def __init__(self, method: Method, buckets: Sequence[Rows], size: int, sgd: bool, device: torch.device) -> None:
+        if size & (size - 1):
+            raise ValueError(f"a dry run needs a power of two of ranks, not {size}")
+        groups = [[row for rows in buckets for row in rows]] if wants_whole_model(method) else buckets
+        super().__init__(method, [even_layout(method, rows, size) for rows in groups], DryNet(size), sgd, device)

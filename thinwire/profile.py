@@ -16,14 +16,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.cost import Bucket, CodecCost, Prediction, Workload, bucket_layouts, plan_exchange, predict
+from thinwire.cost import Bucket, ExchangeCost, Plan, Prediction, Workload, bucket_layouts, plan_exchange, predict
+from thinwire.cost.plans import Rows
 from thinwire.cost.steps import BUCKET, FIRST_BUCKET
-from thinwire.dry import DryRun
-from thinwire.methods import Method
-from thinwire.probe import Link, measure_link, measure_patterns
-from thinwire.transport import Net
+from thinwire.dry import DryRun, Rehearsal
+from thinwire.methods import DGC, GradientDropping, GTopK, Method
+from thinwire.probe import Link, measure_link, meet, slowest_s, uncounted
+from thinwire.transport import Net, TorchNet
 
 Step = Callable[[], object]
+
+WARMUP = 2  # steps: memory and code settle
+LONG_STEP_S = 1.0  # such a step is timed less often: the whole must not take much more than half a minute
+LONGEST_S = 1.25  # planned wire time of a rehearsed exchange; of a longer one a share is rehearsed
+LONG_S = 0.5  # an exchange of this length is rehearsed less often: it holds many messages
+UNTIMED = 2  # rehearsals after which buffers are there and thresholds are known
+SAMPLE = 2**20  # elements on which the cost of one more frame is measured
+TRANSFER_SHARE = 0.5  # of a step's time: the transfer that a step runs beside
+ODD = 4.0  # a wire that takes this many times longer or shorter than planned is a disturbance, not the method
 
 
 @dataclass(frozen=True)
@@ -34,10 +44,11 @@ class Profile:
     work: Workload
     link: Link
     overlap: float  # share of the wire's time that costs no processor time
-    codecs: Mapping[str, CodecCost]  # by method string
+    costs: Mapping[str, ExchangeCost]  # by method string
+    drift: float = 0.0  # how much longer the step without communication took after the measurements than before
 
     def predict(self, method: Method, hosts: int | None = None) -> Prediction:
-        return predict(method, self.work, self.link, self.codecs[str(method)], hosts or self.hosts, self.overlap)
+        return predict(method, self.work, self.link, self.costs[str(method)], hosts or self.hosts, self.overlap)
 
 
 def measure_profile(
@@ -47,56 +58,90 @@ def measure_profile(
     methods: Sequence[Method],
     *,
     optimizer_is_sgd: bool = True,
-    sizes: Sequence[int] | None = None,
+    more_hosts: bool = True,
     repeats: int = 3,
 ) -> Profile:
-    """Measure a step without communication, the link, and each method's computing; a collective call.
+    """Measure the link, a step without communication, and each method's exchanges; a collective call.
 
-    ``step`` runs forward, backward and the optimizer once, without exchanging gradients. ``sizes`` are the group sizes
-    that the methods' computing is measured for: with two, what a frame more costs is known.
+    ``step`` runs forward, backward and the optimizer once, without exchanging gradients. ``more_hosts`` also measures
+    what one more frame costs, which predictions for larger groups need.
     """
-    work = measure_work(net, parameters, step, 2 * repeats)
-    link = measure_patterns(net, measure_link(net))
-    overlap = measure_overlap(net, step, work.compute_s, link)
-    device = next(iter(parameters.values())).device
-    group = _power_of_two(net.size)
-    codecs = {
-        str(method): measure_codec(net, method, work, sizes or (group, 4 * group), optimizer_is_sgd, device, repeats)
-        for method in methods
-    }
-    return Profile(net.size, work, link, overlap, codecs)
+    with uncounted(net):
+        link = measure_link(net)
+        steps = StepWatch(net, parameters, step)
+        for _ in range(repeats):
+            steps.time_one()
+        before = steps.work()
+        again = repeats if before.compute_s < LONG_STEP_S else 2
+        transfer = Transfer(net, link, before.compute_s * TRANSFER_SHARE)
+        for _ in range(again):
+            transfer.alone()
+            transfer.beside(step)
+        device = next(iter(parameters.values())).device
+        costs = {
+            str(method): measure_exchange(net, method, before, link, optimizer_is_sgd, device, repeats, more_hosts)
+            for method in methods
+        }
+        for _ in range(again):
+            steps.time_one()
+        steps.end()
+    after_s = statistics.median(steps.noted[repeats:])
+    work = steps.work()
+    return Profile(net.size, work, link, transfer.overlap(work.compute_s), costs, after_s / before.compute_s - 1)
 
 
 def measure_work(net: Net, parameters: Mapping[str, Tensor], step: Step, repeats: int = 3) -> Workload:
-    """Time steps, and when each gradient is ready in them; gradients are put into buckets as DDP does."""
-    names = list(parameters)
-    ready = dict.fromkeys(names, 0.0)
-    started = 0.0
+    """Time steps, and when each gradient is ready in them."""
+    steps = StepWatch(net, parameters, step)
+    for _ in range(repeats):
+        steps.time_one()
+    steps.end()
+    return steps.work()
 
-    def note(name: str) -> Callable[[Tensor], None]:
+
+class StepWatch:
+    """Times steps without communication on all ranks, and when each gradient is ready in them."""
+
+    def __init__(self, net: Net, parameters: Mapping[str, Tensor], step: Step) -> None:
+        self._net, self._parameters, self._step = net, parameters, step
+        self._ready = dict.fromkeys(parameters, 0.0)
+        self._started = 0.0
+        self._rows: list[list[float]] = []  # of the slowest rank: the step, then every gradient
+        self._handles = [p.register_post_accumulate_grad_hook(self._hook(name)) for name, p in parameters.items()]
+        self._device = next(iter(parameters.values())).device
+        for _ in range(WARMUP):
+            step()
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
         def hook(_: Tensor) -> None:
-            ready[name] = time.perf_counter() - started
+            self._ready[name] = time.perf_counter() - self._started
 
         return hook
 
-    handles = [p.register_post_accumulate_grad_hook(note(name)) for name, p in parameters.items()]
-    device = next(iter(parameters.values())).device
-    rows = []
-    try:
-        step()
-        for _ in range(repeats):
-            _meet(net)
-            started = time.perf_counter()
-            step()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            own = time.perf_counter() - started
-            rows.append(_slowest(net, [own, *ready.values()]))
-    finally:
-        for handle in handles:
+    @property
+    def noted(self) -> list[float]:
+        """Seconds of the steps so far, of the slowest rank."""
+        return [row[0] for row in self._rows]
+
+    def time_one(self) -> None:
+        """Time one step; a collective call."""
+        meet(self._net)
+        self._started = time.perf_counter()
+        self._step()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        own_s = time.perf_counter() - self._started
+        self._rows.append(_slowest(self._net, [own_s, *self._ready.values()]))
+
+    def work(self) -> Workload:
+        """The median step so far; its gradients are put into buckets as DDP does."""
+        compute_s, *ready_s = (statistics.median(column) for column in zip(*self._rows, strict=True))
+        ready = dict(zip(self._parameters, ready_s, strict=True))
+        return Workload(compute_s, tuple(buckets_of(self._parameters, ready)))
+
+    def end(self) -> None:
+        for handle in self._handles:
             handle.remove()
-    medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-    return Workload(medians[0], tuple(buckets_of(parameters, dict(zip(names, medians[1:], strict=True)))))
 
 
 def buckets_of(parameters: Mapping[str, Tensor], ready_s: Mapping[str, float]) -> list[Bucket]:
@@ -113,35 +158,123 @@ def buckets_of(parameters: Mapping[str, Tensor], ready_s: Mapping[str, float]) -
     return sorted(buckets, key=lambda bucket: bucket.ready_s)
 
 
-def measure_overlap(net: Net, step: Step, compute_s: float, link: Link, repeats: int = 2) -> float:
-    """The share of a transfer's time that a step beside it does not notice: 1 where the network card does the work,
-    0 where moving bytes keeps the same cores busy as the step."""
-    if net.size == 1 or link.beta_s_per_byte <= 0:
-        return 1.0
-    target_s = min(compute_s, 2.0)
-    rounds = net.size - 1
-    nbytes = int(min((target_s - rounds * link.alpha_s) / link.beta_s_per_byte / rounds, 2**28 / net.size))
-    if nbytes < 1024:
-        return 1.0
-    frame = torch.zeros(nbytes, dtype=torch.uint8)
-    handed, seconds = net.traffic.handed, net.traffic.seconds
-    alone, both = [], []
-    for _ in range(repeats):
-        _meet(net)
-        start = time.perf_counter()
-        net.all_gather(frame)
-        alone.append(_slowest(net, [time.perf_counter() - start])[0])
-        _meet(net)
-        start = time.perf_counter()
-        sender = threading.Thread(target=net.all_gather, args=(frame,))
-        sender.start()
-        step()
-        sender.join()
-        both.append(_slowest(net, [time.perf_counter() - start])[0])
-    net.traffic.handed, net.traffic.seconds = handed, seconds
-    wire_s, both_s = statistics.median(alone), statistics.median(both)
-    saved = (compute_s + wire_s - both_s) / min(compute_s, wire_s)
-    return min(1.0, max(0.0, saved))
+class Transfer:
+    """An all-reduce of a given planned length, timed alone and beside a step."""
+
+    LARGEST = 2**26  # elements
+    WORTH_S = 1e-4  # what is shorter disturbs no step
+
+    def __init__(self, net: Net, link: Link, wanted_s: float) -> None:
+        self._net = net
+        self._alone: list[float] = []
+        self._both: list[float] = []
+        plan = Plan(2 * (net.size - 1), 8 * (net.size - 1) / net.size)  # of one element; the latency comes once
+        free_s = wanted_s - plan.rounds * link.alpha_s
+        numel = free_s / (plan.nbytes * link.beta_s_per_byte) if link.beta_s_per_byte > 0 else 0.0
+        self._buffer = net.to_wire(torch.zeros(min(self.LARGEST, max(0, int(numel)))))
+
+    def _move(self) -> None:
+        self._net.all_reduce(self._buffer)
+
+    def alone(self) -> None:
+        if self._buffer.numel():
+            self._alone.append(slowest_s(self._net, self._move))
+
+    def beside(self, step: Step) -> None:
+        def both() -> None:
+            sender = threading.Thread(target=self._move)
+            sender.start()
+            step()
+            sender.join()
+
+        if self._buffer.numel():
+            self._both.append(slowest_s(self._net, both))
+
+    def overlap(self, compute_s: float) -> float:
+        """The share of a transfer's time that a step beside it does not notice: 1 where the network card does the work,
+        0 where moving bytes keeps the same cores busy as the step."""
+        wire_s = statistics.median(self._alone) if self._alone else 0.0
+        if wire_s < self.WORTH_S:
+            return 1.0
+        saved_s = compute_s + wire_s - statistics.median(self._both)
+        return min(1.0, max(0.0, saved_s / min(compute_s, wire_s)))
+
+
+def measure_exchange(
+    net: Net,
+    method: Method,
+    work: Workload,
+    link: Link,
+    optimizer_is_sgd: bool,
+    device: torch.device,
+    repeats: int = 3,
+    more_hosts: bool = True,
+    longest_s: float = LONGEST_S,
+) -> ExchangeCost:
+    """Rehearse one step's exchanges of a method over the real net: what they compute, and the wire against its plan.
+
+    A collective call. Where the plan takes longer than ``longest_s``, every tensor is cut to a share, still so long
+    that bytes and not latency decide. A rank's time on the wire contains waiting for others that still compute: so
+    the computing is that of the rank that computes longest, and the rest of the slowest rank's time is the wire's.
+    """
+    whole = [bucket.rows for bucket in work.buckets]
+    plan = _plan(method, whole, net.size)
+    planned_s = plan.seconds(link)
+    buckets = [cut(rows, min(1.0, longest_s / max(1e-9, planned_s))) for rows in whole]
+    layouts = bucket_layouts(method, buckets)
+    run = Rehearsal(method, layouts, net, optimizer_is_sgd, device)
+    computed: list[float] = []
+    on_wire: list[float] = []
+    untimed, timed = UNTIMED, repeats
+    while len(computed) < timed:
+        meet(net)
+        before = _wire_s(net)
+        own_s = run.seconds()
+        own_wire_s = _wire_s(net) - before
+        slowest, computing = _slowest(net, [own_s, own_s - own_wire_s])
+        if slowest > LONG_S:
+            untimed, timed = min(untimed, 1), min(timed, 2)
+        if untimed:
+            untimed -= 1
+        else:
+            computed.append(computing)
+            on_wire.append(slowest - computing)
+    del run
+    longer = plan.nbytes / max(1.0, _plan(method, buckets, net.size).nbytes)
+    factor = longer * statistics.median(on_wire) / planned_s if planned_s > 0 else 1.0
+    codec_s = statistics.median(computed) * work.numel / max(1, sum(layout.numel for layout in layouts))
+    frames = plan_exchange(method, layouts[0], net.size).frames
+    per_frame_s = frame_cost(net, method, work, optimizer_is_sgd, device) if more_hosts and frames else 0.0
+    return ExchangeCost(codec_s - per_frame_s * frames, per_frame_s, min(ODD, max(1 / ODD, factor)))
+
+
+def _plan(method: Method, buckets: Sequence[Rows], hosts: int) -> Plan:
+    plans = (plan_exchange(method, layout, hosts) for layout in bucket_layouts(method, buckets))
+    return sum(plans, Plan())
+
+
+def cut(rows: Rows, share: float) -> Rows:
+    """The same tensors with this share of their first dimensions; vectors, mostly sent as they are, stay whole."""
+
+    def shape_of(shape: torch.Size) -> torch.Size:
+        return torch.Size([max(1, round(shape[0] * share)), *shape[1:]]) if len(shape) > 1 else shape
+
+    return [(name, ordinal, shape_of(shape)) for name, ordinal, shape in rows] if share < 1 else rows
+
+
+def frame_cost(net: Net, method: Method, work: Workload, optimizer_is_sgd: bool, device: torch.device) -> float:
+    """Seconds that one more frame costs a step, from a sample of the model in two pretended groups."""
+    share = min(1.0, SAMPLE / max(1, work.numel))
+    sample = Workload(work.compute_s, tuple(Bucket(b.ready_s, tuple(cut(b.rows, share))) for b in work.buckets))
+    group = 1 << max(1, (net.size - 1).bit_length())
+    cost = measure_codec(net, method, sample, (group, 4 * group), optimizer_is_sgd, device, repeats=2)
+    return cost.per_frame_s * (work.numel / sample.numel if frames_grow(method) else 1.0)
+
+
+def frames_grow(method: Method) -> bool:
+    """Whether a frame grows with the model whatever the group. A server's frames share one model between them: what one
+    more of them costs is only its handling, once an exchange."""
+    return isinstance(method, (DGC, GTopK, GradientDropping))
 
 
 def measure_codec(
@@ -154,36 +287,28 @@ def measure_codec(
     repeats: int = 3,
     typical: Callable[[Sequence[float]], float] = statistics.median,
     clock: Callable[[], float] = time.perf_counter,
-) -> CodecCost:
-    """Seconds of computing in one step's exchanges; ``sizes`` of a pretended group are powers of two, rising.
-
-    Ranks compute at the same time, and those that share cores end at about the same time: their mean is what a step
-    sees, and suffers less than the largest from a rank that happened to be disturbed.
-    """
+) -> ExchangeCost:
+    """Seconds of computing in one step's exchanges; ``sizes`` of a pretended group are powers of two, rising."""
     buckets = [bucket.rows for bucket in work.buckets]
     points = []
     for size in sizes:
         run = DryRun(method, buckets, size, optimizer_is_sgd, device)
         taken = []
-        for turn in range(2 + repeats):
-            _meet(net)
+        for turn in range(UNTIMED + repeats):
+            meet(net)
             seconds = run.seconds(clock)
-            if turn >= 2:  # buffers are there, thresholds are known
+            if turn >= UNTIMED:
                 taken.append(_mean(net, seconds))
         frames = plan_exchange(method, bucket_layouts(method, buckets)[0], size).frames
         points.append((frames, typical(taken)))
         del run
     (first, first_s), (last, last_s) = points[0], points[-1]
     per_frame_s = max(0.0, (last_s - first_s) / (last - first)) if last > first else 0.0
-    return CodecCost(first_s - per_frame_s * first, per_frame_s)
+    return ExchangeCost(first_s - per_frame_s * first, per_frame_s)
 
 
-def _power_of_two(size: int) -> int:
-    return 1 << max(1, (size - 1).bit_length())
-
-
-def _meet(net: Net) -> None:
-    net.all_reduce(torch.zeros(1, dtype=torch.float64))
+def _wire_s(net: Net) -> float:
+    return net.seconds if isinstance(net, TorchNet) else net.traffic.seconds
 
 
 def _slowest(net: Net, seconds: Sequence[float]) -> list[float]:

@@ -26,7 +26,7 @@ from thinwire.groups import own_net
 from thinwire.profile import Profile, measure_profile
 from thinwire.transport import TorchNet
 
-WARMUP, FEWEST = 2, 4  # steps
+WARMUP, FEWEST = 2, 4  # steps; the latter of all rounds together
 SETTLING = 4  # further steps of a wire that compresses: what it learns from its first steps is then in use
 MARK = "THINWIRE-ROW "
 
@@ -40,6 +40,7 @@ class Job:
     steps: int
     row_seconds: float  # a row with long steps does fewer
     predict: bool
+    rounds: int = 1  # the machine and all methods are measured so many times, a part of the steps each
 
 
 class Host:
@@ -70,9 +71,8 @@ class Host:
         model, optimizer, wire = self.fresh("noop")
         net = own_net(TorchNet(model.process_group, torch.device("cpu")))
         known = [thinwire.parse_method(m) for m in dict.fromkeys(self.job.methods) if m not in PEERS]
-        power = 1 << (net.size - 1).bit_length()
         found = measure_profile(
-            net, dict(model.module.named_parameters()), lambda: self.step(model, optimizer), known, sizes=(power,)
+            net, dict(model.module.named_parameters()), lambda: self.step(model, optimizer), known, more_hosts=False
         )
         wire.abandon()
         return found
@@ -83,8 +83,10 @@ class Host:
         settles = wire is not None and wire.method.name not in ("noop", "dense")
         for _ in range(WARMUP + (SETTLING if settles else 0)):
             self._timed_step(timer, model, optimizer)
-        longest = self._slowest(timer.seconds[-1])
-        steps = min(self.job.steps, max(FEWEST, int(self.job.row_seconds / longest)))
+        longest = self._slowest(timer.seconds[-1:])[0]
+        rounds = self.job.rounds
+        wanted = min(self.job.steps, max(FEWEST, int(self.job.row_seconds / longest)))
+        steps = -(-wanted // rounds)
         dist.barrier()
         timer.clear()
         before, stats = bytes_on_link(), wire.stats if wire is not None else None
@@ -93,7 +95,8 @@ class Host:
             self._timed_step(timer, model, optimizer)
         processor = time.process_time() - processor
         dist.barrier()
-        row = {"method": method, "bytes_per_step": (bytes_on_link() - before) / steps, "seconds": timer.seconds}
+        row = {"method": method, "bytes_per_step": (bytes_on_link() - before) / steps}
+        row["seconds"] = self._slowest(timer.seconds)
         row["processor_ms"] = 1e3 * processor / steps
         breakdown = {"forward_backward": timer.median(timer.computed), "wait": timer.median(timer.waited)}
         if wire is not None and stats is not None:
@@ -120,10 +123,11 @@ class Host:
         timer.stop()
 
     @staticmethod
-    def _slowest(seconds: float) -> float:
-        value = torch.tensor([seconds], dtype=torch.float64)
-        dist.all_reduce(value, op=dist.ReduceOp.MAX)
-        return float(value)
+    def _slowest(seconds: list[float]) -> list[float]:
+        """The slowest rank's time of every step: without communication ranks do not end together."""
+        values = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return list(values.tolist())
 
 
 class StepTimer:
@@ -176,19 +180,25 @@ def main() -> None:
     torch.set_num_threads(1)  # all hosts share this machine's cores
     dist.init_process_group("gloo")
     host = Host(job)
+    for _ in range(job.rounds):
+        one_round(host)
+    dist.barrier()
+
+
+def one_round(host: Host) -> None:
+    """Measure the machine, predict, and measure a part of every method's steps."""
     predicted: dict[str, float] = {}
-    if job.predict:
+    if host.job.predict:
         profile = host.profile()
-        for method, _ in profile.codecs.items():
+        for method in profile.costs:
             predicted[method] = profile.predict(thinwire.parse_method(method)).step_ms
         say(host.rank, {"profile": summary(profile)})
-    for method in job.methods:
+    for place, method in enumerate(host.job.methods):
         row = host.row(method)
         known = None if method in PEERS else str(thinwire.parse_method(method))
         row["predicted_ms"] = predicted.get("dense") if method == "ddp" else predicted.get(known or "")
-        say(host.rank, row)
+        say(host.rank, {**row, "place": place})
         gc.collect()
-    dist.barrier()
 
 
 def summary(profile: Profile) -> dict[str, Any]:
@@ -199,12 +209,12 @@ def summary(profile: Profile) -> dict[str, Any]:
         "params": profile.work.numel,
         "alpha_s": profile.link.alpha_s,
         "beta_s_per_byte": profile.link.beta_s_per_byte,
-        "scatter": profile.link.scatter,
-        "swap": profile.link.swap,
-        "reduce": profile.link.reduce,
         "overlap": profile.overlap,
+        "drift": profile.drift,
         "buckets": [{"ready_ms": 1e3 * b.ready_s, "params": b.numel} for b in profile.work.buckets],
-        "codec_ms": {name: 1e3 * profile.predict(thinwire.parse_method(name)).codec_s for name in profile.codecs},
+        "codec_ms": {name: 1e3 * profile.predict(thinwire.parse_method(name)).codec_s for name in profile.costs},
+        "wire_ms": {name: 1e3 * profile.predict(thinwire.parse_method(name)).wire_s for name in profile.costs},
+        "wire_factor": {name: cost.wire for name, cost in profile.costs.items()},
     }
 
 

@@ -51,7 +51,8 @@ def advise(
 ) -> None:
     """Predict the step time of every method, and recommend one, or none.
 
-    On the machines themselves (about half a minute): torchrun ... -m thinwire advise --model vgg16, or
+    On the machines themselves (half a minute, more where steps take seconds): torchrun ... -m thinwire advise
+    --model vgg16, or
     thinwire cluster --hosts 4 --rate 100mbit -- thinwire advise --model vgg16
 
     For machines that are not here: thinwire advise --params 25.6M --compute-ms 120 --hosts 64 --rate 1gbit

@@ -35,7 +35,8 @@ def cluster(
     ] = ",".join(METHODS),
     steps: Annotated[int, typer.Option(min=4, help="Timed steps a method, fewer where they are long.")] = 9,
     row_seconds: Annotated[float, typer.Option(min=1, help="Where fewer steps are made: seconds a method.")] = 15.0,
-    predict: Annotated[bool, typer.Option(help="Also measure what predictions need, before the methods.")] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="All methods in turn so often, a part of the steps each.")] = 2,
+    predict: Annotated[bool, typer.Option(help="Also measure what predictions need, before each round.")] = True,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows to FILE, as a JSON list.")
     ] = None,
@@ -43,7 +44,8 @@ def cluster(
     """Time the steps of a model with every method on emulated hosts: percentiles, samples a second, share of the
     no-communication speed, bytes by the kernel's counters, and where the time goes.
 
-    All hosts share this machine's cores, with one thread each. "noop" sends nothing and stands first and last.
+    All hosts share this machine's cores, with one thread each. "noop" sends nothing and stands first and last. Methods
+    take turns in several rounds, so that a change of the machine's speed meets all of them.
     """
     counts, rates = _counts(hosts), _rates(rate)
     if model not in MODELS:
@@ -57,16 +59,16 @@ def cluster(
     checked_json(json_file)
     if (why := emulation.why_not()) is not None:
         raise _complaints.Complaint(f"no emulated hosts here: {why}")
-    job = Job(model, all_methods(wanted), steps, row_seconds, predict)
+    job = Job(model, all_methods(wanted), steps, row_seconds, predict, rounds)
     rows: list[dict[str, Any]] = []
     for number in counts:
         for speed in rates:
             place = f"{number} hosts, {speed}"
             try:
-                found, profile = measure_cluster(number, speed, job, _teller(place))
+                found, profiles = measure_cluster(number, speed, job, _teller(place))
             except HostFailed as error:
                 raise _complaints.Failure(f"{place}: {error}.") from error
-            _show(found, profile)
+            _show(found, profiles)
             rows += found
             write_json(json_file, rows)  # what is measured is kept when a later combination fails
 
@@ -76,7 +78,7 @@ def _teller(place: str) -> Callable[[str], None]:
     return lambda what: typer.echo(f"  {place}: measured {what}", err=True)
 
 
-def _show(rows: list[dict[str, Any]], profile: dict[str, Any] | None) -> None:
+def _show(rows: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> None:
     out, first = console(), rows[0]
     out.print(
         f"\n[bold]{first['model']}, {first['hosts']} hosts, {first['rate']}[/bold]; {first['hardware']}, "
@@ -97,13 +99,14 @@ def _show(rows: list[dict[str, Any]], profile: dict[str, Any] | None) -> None:
             f"{row['processor_ms']:,.0f}", *("" if part is None else f"{part:,.0f}" for part in parts),
         )  # fmt: skip
     out.print(table)
-    if profile is not None:
+    for place, profile in enumerate(profiles, 1):
         rate = 8e-6 / profile["beta_s_per_byte"] if profile["beta_s_per_byte"] else 0.0
         out.print(
-            f"measured before: {profile['compute_ms']:,.0f} ms a step without communication, "
-            f"{1e3 * profile['alpha_s']:.2g} ms a round, {rate:,.0f} Mb/s, overlap {profile['overlap']:.2f}; "
-            f"{accuracy(rows)}"
+            f"measured before round {place}: {profile['compute_ms']:,.0f} ms a step without communication, "
+            f"{1e3 * profile['alpha_s']:.2g} ms a round, {rate:,.0f} Mb/s, overlap {profile['overlap']:.2f}"
         )
+    if profiles:
+        out.print(accuracy(rows))
 
 
 def _counts(text: str) -> list[int]:

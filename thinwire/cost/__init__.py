@@ -19,12 +19,12 @@ from thinwire.cost.papers import (
     weak_throughput,
 )
 from thinwire.cost.plans import Plan, bucket_layouts, plan_exchange
-from thinwire.cost.steps import Bucket, CodecCost, Prediction, Workload, predict, schedule
+from thinwire.cost.steps import Bucket, ExchangeCost, Prediction, Workload, predict, schedule
 
 __all__ = [
     "Bucket",
     "Cluster",
-    "CodecCost",
+    "ExchangeCost",
     "Plan",
     "Prediction",
     "Workload",

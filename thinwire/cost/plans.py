@@ -2,7 +2,8 @@
 
 The collectives behind it, as torch's Gloo backend runs them: the all-gather is a ring of P - 1 rounds (each frame goes
 in two halves, so that one half travels while the other is waited for), the all-reduce a ring of 2 (P - 1) rounds, the
-all-to-all posts all its messages at once. The global top-k is our butterfly of swaps. Rings use a link best.
+all-to-all posts all its messages at once. The global top-k is our butterfly of swaps. Rings use a link best; how much
+longer than its plan a method's exchanges take is measured (thinwire.profile).
 """
 
 from __future__ import annotations
@@ -25,25 +26,18 @@ Rows = Sequence[tuple[str, int, torch.Size]]  # parameter name, ordinal, shape
 
 @dataclass(frozen=True)
 class Plan:
-    """Rounds of latency, and bytes over the busiest link, one way; ``frames`` is how many of them a rank decodes.
-
-    ``scattered``, ``swapped`` and ``reduced`` are those of the bytes that other patterns than the ring all-gather move.
-    """
+    """Rounds of latency, and bytes over the busiest link, one way; ``frames`` is how many of them a rank decodes."""
 
     rounds: float = 0.0
     nbytes: float = 0.0
     frames: float = 0.0
-    scattered: float = 0.0
-    swapped: float = 0.0
-    reduced: float = 0.0
 
     def __add__(self, other: Plan) -> Plan:
         return Plan(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def seconds(self, link: Link) -> float:
         """What this takes on a link where nothing else happens."""
-        others = (link.scatter - 1) * self.scattered + (link.swap - 1) * self.swapped + (link.reduce - 1) * self.reduced
-        return link.seconds(self.nbytes + others, self.rounds)
+        return link.seconds(self.nbytes, self.rounds)
 
 
 def bucket_layouts(method: Method, buckets: Sequence[Rows]) -> list[Layout]:
@@ -82,13 +76,12 @@ def _all_gather(nbytes: float, hosts: int) -> Plan:
 
 
 def _all_reduce(nbytes: float, hosts: int) -> Plan:
-    on_link = 2 * (hosts - 1) / hosts * nbytes
-    return Plan(2 * (hosts - 1), on_link, reduced=on_link)
+    return Plan(2 * (hosts - 1), 2 * (hosts - 1) / hosts * nbytes)
 
 
 def _all_to_all(nbytes: float, hosts: int, frames: int = 0) -> Plan:
     """``nbytes`` to each other rank."""
-    return Plan(1, (hosts - 1) * nbytes, frames, scattered=(hosts - 1) * nbytes)
+    return Plan(1, (hosts - 1) * nbytes, frames)
 
 
 def _served(topology: str, hosts: int, push: Callable[[int], int], reply: Callable[[int], int]) -> Plan:
@@ -122,8 +115,8 @@ def _gtopk(method: GTopK, layout: Layout, hosts: int) -> Plan:
     swaps = hosts.bit_length() - 1
     if hosts & (hosts - 1):  # ranks beyond the power of two: their set to a proxy, the result and a bit an entry back
         back = nbytes + SignsCodec().nbytes(entries, 0, 0)
-        return Plan(swaps + 2, swaps * nbytes + max(nbytes, back), swaps + 1, swapped=swaps * nbytes)
-    return Plan(swaps, swaps * nbytes, swaps, swapped=swaps * nbytes)
+        return Plan(swaps + 2, swaps * nbytes + max(nbytes, back), swaps + 1)
+    return Plan(swaps, swaps * nbytes, swaps)
 
 
 def _terngrad(method: TernGrad, layout: Layout, hosts: int) -> Plan:

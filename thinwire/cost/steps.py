@@ -65,14 +65,19 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class CodecCost:
-    """Seconds that a method computes in a step, from gradients to frames and from frames to the mean: a part that does
-    not depend on the group, and one for every frame that a rank decodes."""
+class ExchangeCost:
+    """What a method's exchanges of one step cost beyond their plan.
+
+    Seconds of computing, from gradients to frames and from frames to the mean: a part that does not depend on the
+    group, and one for every frame that a rank decodes. ``wire`` is how many times longer than planned the wire takes:
+    other patterns than a ring get less out of a link.
+    """
 
     fixed_s: float
     per_frame_s: float = 0.0
+    wire: float = 1.0
 
-    def seconds(self, frames: float) -> float:
+    def computing_s(self, frames: float) -> float:
         return max(0.0, self.fixed_s + self.per_frame_s * frames)
 
 
@@ -98,20 +103,23 @@ def schedule(
     """Return a step's seconds; a job is (ready, seconds of computing, seconds on the wire), in order.
 
     ``overlap`` is the share of the wire's time that costs no processor time. While both threads compute they share
-    the processor: each is slowed down by what the other does meanwhile.
+    the processor: backward is delayed by all that the other computes meanwhile. Encoding then takes twice as long; a
+    transfer, which mostly waits for the wire, only where twice its computing is more than the wire's own time.
     """
+    moving = 1.0 - overlap
     free_s = delay_s = 0.0
     for ready_s, codec_s, wire_s in jobs:
         start_s = max(free_s, ready_s + delay_s)
-        busy_s = codec_s + (1.0 - overlap) * wire_s
+        busy_s = codec_s + moving * wire_s
         shared_s = min(busy_s, max(0.0, backward_end_s + delay_s - start_s))
         delay_s += shared_s
-        free_s = start_s + codec_s + wire_s + shared_s
+        longer_s = codec_s + max(0.0, 2 * moving - 1.0) * wire_s
+        free_s = start_s + codec_s + wire_s + (longer_s * shared_s / busy_s if busy_s > 0 else 0.0)
     return max(backward_end_s + delay_s, free_s) + compute_s - backward_end_s
 
 
 def predict(
-    method: Method, work: Workload, link: Link, codec: CodecCost, hosts: int, overlap: float = 1.0
+    method: Method, work: Workload, link: Link, cost: ExchangeCost, hosts: int, overlap: float = 1.0
 ) -> Prediction:
     """Predict a step; every host is a machine of its own and computes as fast as the measured one.
 
@@ -121,11 +129,17 @@ def predict(
     together = (Bucket(work.buckets[-1].ready_s, tuple(row for bucket in work.buckets for row in bucket.rows)),)
     merges = method.merges_alike and not isinstance(method, (Dense, Noop))
     ways = [work.buckets, together] if merges else [work.buckets]
-    return min((_predict(method, work, way, link, codec, hosts, overlap) for way in ways), key=lambda one: one.step_s)
+    return min((_predict(method, work, way, link, cost, hosts, overlap) for way in ways), key=lambda one: one.step_s)
 
 
 def _predict(
-    method: Method, work: Workload, buckets: Sequence[Bucket], link: Link, codec: CodecCost, hosts: int, overlap: float
+    method: Method,
+    work: Workload,
+    buckets: Sequence[Bucket],
+    link: Link,
+    cost: ExchangeCost,
+    hosts: int,
+    overlap: float,
 ) -> Prediction:
     layouts = bucket_layouts(method, [bucket.rows for bucket in buckets])
     last_s = work.buckets[-1].ready_s
@@ -133,8 +147,8 @@ def _predict(
     jobs, total, codec_s = [], Plan(), 0.0
     for ready_s, layout in zip(ready, layouts, strict=True):
         plan = plan_exchange(method, layout, hosts)
-        seconds = codec.seconds(plan.frames) * layout.numel / max(1, work.numel)  # frames are alike in all buckets
-        jobs.append((ready_s, seconds, plan.seconds(link)))
+        seconds = cost.computing_s(plan.frames) * layout.numel / max(1, work.numel)  # frames are alike in all buckets
+        jobs.append((ready_s, seconds, cost.wire * plan.seconds(link)))
         total, codec_s = total + plan, codec_s + seconds
     step_s = schedule(work.compute_s, last_s, jobs, overlap)
-    return Prediction(str(method), hosts, step_s, total.nbytes, codec_s, total.seconds(link))
+    return Prediction(str(method), hosts, step_s, total.nbytes, codec_s, cost.wire * total.seconds(link))

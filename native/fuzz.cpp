@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -31,6 +32,13 @@ int64_t tw_rice_decode(const uint8_t* low, int64_t low_nbytes, const uint8_t* un
 void tw_rice_indices(int64_t num_frames, const uint64_t* lows, const int64_t* low_nbytes, const uint64_t* unaries,
                      const int64_t* unary_nbytes, const int64_t* counts, const int32_t* parameters, int64_t numel,
                      const uint64_t* outs, int32_t* faults, int threads);
+void tw_add_mean_of_signs(float* out, int64_t num_frames, const uint64_t* packed, const uint64_t* scales, int64_t num_runs,
+                          const int64_t* lengths, const int64_t* counts, int threads);
+void tw_write_signs(int64_t num_parts, const uint64_t* parts, const int64_t* numels, const uint8_t* packed,
+                    const float* scales, int64_t num_runs, const int64_t* lengths, const int64_t* counts, int threads);
+void tw_sum_trits(int64_t num_frames, const uint64_t* packed, int64_t n, int bits, uint8_t* out, int threads);
+int tw_write_levels(int64_t num_parts, const uint64_t* parts, const int64_t* numels, const float* scales,
+                    const uint8_t* packed, int bits, int64_t ranks, int threads);
 void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels, const int64_t* starts,
                     int64_t num_lists, const uint64_t* indices, const uint64_t* values, const int64_t* counts, float scale,
                     int threads);
@@ -106,6 +114,19 @@ void check_bits(Input& in, int threads, bool large) {
   for (int64_t i = 0; i < scales.n; ++i) std::memcpy(&scales[i], &packed[(i * 4) % (packed.n > 4 ? packed.n - 3 : 1)],
                                                      packed.n >= 4 ? 4 : 0);
   tw_add_signs(out.get(), bits.get(), scales.get(), counts[1] ? 2 : 1, lengths.get(), counts.get(), 0.5f, threads);
+  // The same without the bits in between: written to two vectors, and two frames averaged.
+  int64_t half = n / 3;
+  Block<float> first(half), second(n - half);
+  const uint64_t parts[2] = {reinterpret_cast<uint64_t>(first.get()), reinterpret_cast<uint64_t>(second.get())};
+  const int64_t numels[2] = {half, n - half};
+  tw_write_signs(2, parts, numels, packed.get(), scales.get(), counts[1] ? 2 : 1, lengths.get(), counts.get(), threads);
+  for (int64_t i = 0; i < n; ++i) {
+    float scale = scales[i / length], value = i < half ? first[i] : second[i - half];
+    MUST(std::isnan(scale) || value == (bits[i] ? -scale : scale));
+  }
+  const uint64_t frames[2] = {reinterpret_cast<uint64_t>(packed.get()), reinterpret_cast<uint64_t>(again.get())};
+  const uint64_t owns[2] = {reinterpret_cast<uint64_t>(scales.get()), reinterpret_cast<uint64_t>(scales.get())};
+  tw_add_mean_of_signs(out.get(), 2, frames, owns, counts[1] ? 2 : 1, lengths.get(), counts.get(), threads);
 }
 
 void check_trits(Input& in, int threads, bool large) {
@@ -121,6 +142,18 @@ void check_trits(Input& in, int threads, bool large) {
   }
   tw_pack_trits(trits.get(), n, again.get(), threads);
   for (int64_t i = 0; i < n / 5; ++i) MUST(packed[i] > 242 || again[i] == packed[i]);
+  // Three frames summed up, and the answer read into two vectors.
+  const uint64_t frame = reinterpret_cast<uint64_t>(packed.get()), frames[3] = {frame, frame, frame};
+  Block<uint8_t> levels(bytes_of(n * 3));
+  tw_sum_trits(3, frames, n, 3, levels.get(), threads);
+  int64_t half = n / 3;
+  Block<float> first(half), second(n - half);
+  const uint64_t parts[2] = {reinterpret_cast<uint64_t>(first.get()), reinterpret_cast<uint64_t>(second.get())};
+  const int64_t numels[2] = {half, n - half};
+  const float scales[2] = {2.0f, 4.0f};
+  MUST(tw_write_levels(2, parts, numels, scales, levels.get(), 3, 3, threads) == 1);
+  for (int64_t i = 0; i < n; ++i) MUST((i < half ? first[i] / 2 : second[i - half] / 4) == trits[i]);
+  if (n) tw_write_levels(2, parts, numels, scales, packed.get(), 1, 1, threads);  // levels that nobody summed up
 }
 
 void check_uints(Input& in) {

@@ -22,6 +22,26 @@ def exchanged(group: dist.ProcessGroup, longest: int, only_first: bool) -> list[
     return [divmod(int(frame[0]), 16) for frame in got if frame.numel()]
 
 
+def gathered(group: dist.ProcessGroup, nbytes: int, with_room: bool) -> tuple[list[tuple[int, int]], int]:
+    net = TorchNet(group, torch.device("cpu"))
+    frame = torch.full((nbytes,), 16 + net.rank, dtype=torch.uint8)
+    room = torch.zeros(nbytes + 8, dtype=torch.uint8) if with_room else None
+    got = []
+    for rank, other in net.gather_each(frame, room):  # one may be gone when the next one comes
+        assert other.numel() == nbytes and bool((other == other[0]).all())
+        got.append((rank, int(other[0])))
+    return got, net.traffic.sent
+
+
+@pytest.mark.parametrize("nbytes", [100, _ROUNDS_FROM + 100])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_frames_come_one_after_the_other(cluster: Any, ranks: int, nbytes: int) -> None:
+    for with_room in (True, False):
+        for got, sent in cluster.run(gathered, ranks, nbytes, with_room):
+            assert sorted(got) == [(rank, 16 + rank) for rank in range(ranks)]
+            assert sent == (ranks - 1) * nbytes
+
+
 @pytest.mark.parametrize("longest", [100, _ROUNDS_FROM + 100])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_everybody_gets_what_is_meant_for_him(cluster: Any, ranks: int, longest: int) -> None:

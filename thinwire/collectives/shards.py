@@ -73,20 +73,6 @@ class Shard:
     def turn(self, turn: Turn) -> Turn:
         return Turn(self.layout, turn.step, tuple(turn.hypers[piece.place] for piece in self.pieces))
 
-    def gather(self, vector: Tensor) -> Tensor:  # (c,) -> (m,)
-        """The served elements of a coded vector."""
-        if not self.pieces:
-            return vector[:0]
-        return torch.cat([vector[piece.span] for piece in self.pieces])
-
-    def scatter(self, served: Tensor, vector: Tensor) -> None:  # (m,), (c,)
-        """Put the served elements back to their places."""
-        start = 0
-        for piece in self.pieces:
-            stop = start + piece.stop - piece.start
-            vector[piece.span] = served[start:stop]
-            start = stop
-
     def piece_runs(self) -> Runs:
         """Every piece as a block: TernGrad's scalers belong to tensors."""
         return tuple((piece.stop - piece.start, 1) for piece in self.pieces)

@@ -189,6 +189,8 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
         "ratio: dense fp32 gradients / frames handed over.  link ratio: dense ring all-reduce / bytes over a link.",
         style="dim",
     )
+    if job.in_process:
+        out.print("Workers were threads: accuracy and bytes are those of real workers, seconds are not.", style="dim")
     factors = {o.method.partition(":")[0]: o.lr_factor for o in outcomes if o.lr_factor != 1}
     for name, factor in factors.items():
         out.print(f"{name} ran with {factor:g} times the recipe's learning rate.")

@@ -78,6 +78,8 @@ def _setting(run: Run) -> str:
     """What must be equal for a mean over seeds to make sense, as words."""
     config = run.config
     words = [_count(config[key], word) for key, word in (("epochs", "epoch"), ("workers", "worker")) if key in config]
+    if config.get("in_process"):
+        words.append("as threads (their seconds are not those of real workers)")
     return ", ".join([*words, *filter(None, (_words(config.get(key)) for key in ("device", "settings")))])
 
 
@@ -209,6 +211,7 @@ def _command(config: dict[str, Any]) -> dict[str, Any]:
         words += [f"--{key}", str(config[key])] if config.get(key) is not None else []
     settings = config.get("settings")
     words += ["--set", ",".join(map(str, settings))] if settings and isinstance(settings, list) else []
+    words += ["--in-process"] if config.get("in_process") else []
     return {"command": shlex.join(words), "command_note": "put together from config.json"}
 
 

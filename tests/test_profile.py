@@ -102,6 +102,18 @@ def test_a_step_is_timed_with_its_gradients_and_leaves_no_hook() -> None:
     assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
 
 
+def test_a_step_that_fails_leaves_no_hook() -> None:
+    model = nn.Linear(8, 2)
+
+    def step() -> None:
+        raise MemoryError("no room")
+
+    for measure in (measure_work, lambda *arguments: measure_profile(*arguments, methods=[])):
+        with pytest.raises(MemoryError):
+            measure(ThreadNet(ThreadWorld(1), 0), dict(model.named_parameters()), step)
+        assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
+
+
 def measures(group: Any) -> tuple[Any, int]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))

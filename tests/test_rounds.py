@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from thinwire.transport import _ROUNDS_FROM, TorchNet
+from thinwire.layout import Hyper, Layout, Turn
+from thinwire.methods import parse_method
+from thinwire.transport import _ROUNDS_FROM, Net, ThreadWorld, TorchNet
 
 
 def exchanged(group: dist.ProcessGroup, longest: int, only_first: bool) -> list[tuple[int, int]]:
@@ -49,3 +51,33 @@ def test_everybody_gets_what_is_meant_for_him(cluster: Any, ranks: int, longest:
         assert got == [(sender, rank) for sender in range(ranks)]
     first, *others = cluster.run(exchanged, ranks, longest, True)
     assert first == [(sender, 0) for sender in range(ranks)] and not any(others)
+
+
+ROWS = [("a", 0, 1_300_003, True), ("b", 1, 17, True), ("c", 2, 900_001, True), ("d", 3, 3, False)]
+
+
+def averaged(net: Net, spec: str, steps: int) -> list[bytes]:
+    """What some steps of a method make of random gradients, rank by rank others."""
+    aggregator = parse_method(spec).aggregator(net, True)
+    layout = Layout.of(ROWS)
+    generator = torch.Generator().manual_seed(net.rank)
+    found = []
+    for step in range(steps):
+        parts = [torch.randn(segment.numel, generator=generator) for segment in layout.segments]
+        turn = Turn(layout, step, (Hyper(lr=0.1, momentum=0.9),) * len(ROWS), tuple(map(torch.zeros_like, parts)))
+        aggregator.reduce(turn, parts)
+        found += [part.numpy().tobytes() for part in parts]
+    return found
+
+
+def averaged_by_processes(group: dist.ProcessGroup, spec: str, steps: int) -> list[bytes]:
+    return averaged(TorchNet(group, torch.device("cpu")), spec, steps)
+
+
+@pytest.mark.parametrize("spec", ["terngrad", "blocksign", "terngrad:topology=server", "signsgd"])
+def test_long_frames_give_the_bits_that_frames_in_one_piece_give(cluster: Any, spec: str) -> None:
+    """Frames above the limit come in rounds into memory that is used again, and answers go straight to the gradient."""
+    by_processes = cluster.run(averaged_by_processes, 3, spec, 2)
+    by_threads = ThreadWorld(3).run(lambda net: averaged(net, spec, 2))
+    assert by_processes == by_threads
+    assert by_processes[0] == by_processes[1] == by_processes[2]

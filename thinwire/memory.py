@@ -376,8 +376,8 @@ class LocalClipping:
 
     The paper scales the threshold by N^-1/2 for gradients that carry a factor 1/N already (Eq. 3) and are added up.
     Ours are averaged, so they are N times as long and the threshold is clip_norm * sqrt(N): where the workers'
-    gradients are independent, as the paper assumes, their mean then has a norm of about clip_norm, as if it had been
-    clipped itself.
+    gradients differ by more than they have in common, as the paper assumes, their mean then has a norm of about
+    clip_norm, as if it had been clipped itself; where they all point the same way it can be sqrt(N) times that.
     """
 
     def __init__(self, inner: Any, clip_norm: float, ranks: int) -> None:
@@ -394,8 +394,9 @@ class LocalClipping:
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
         parts = as_parts(turn.layout, grad)
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
-        factor = (self.threshold / (norm + 1e-6)).clamp(max=1.0)
+        # In float64, where no finite gradient's norm overflows.
+        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+        factor = (self.threshold / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
         factor = torch.where(torch.isnan(factor), 1.0, factor)  # the nan is found where it is, and not everywhere
         for part in parts:
             part.mul_(factor)

@@ -66,9 +66,8 @@ def measure_profile(
     ``step`` runs forward, backward and the optimizer once, without exchanging gradients. ``more_hosts`` also measures
     what one more frame costs, which predictions for larger groups need.
     """
-    with uncounted(net):
+    with uncounted(net), StepWatch(net, parameters, step) as steps:
         link = measure_link(net)
-        steps = StepWatch(net, parameters, step)
         for _ in range(repeats):
             steps.time_one()
         before = steps.work()
@@ -84,7 +83,6 @@ def measure_profile(
         }
         for _ in range(again):
             steps.time_one()
-        steps.end()
     after_s = statistics.median(steps.noted[repeats:])
     work = steps.work()
     return Profile(net.size, work, link, transfer.overlap(work.compute_s), costs, after_s / before.compute_s - 1)
@@ -92,15 +90,17 @@ def measure_profile(
 
 def measure_work(net: Net, parameters: Mapping[str, Tensor], step: Step, repeats: int = 3) -> Workload:
     """Time steps, and when each gradient is ready in them."""
-    steps = StepWatch(net, parameters, step)
-    for _ in range(repeats):
-        steps.time_one()
-    steps.end()
+    with StepWatch(net, parameters, step) as steps:
+        for _ in range(repeats):
+            steps.time_one()
     return steps.work()
 
 
 class StepWatch:
-    """Times steps without communication on all ranks, and when each gradient is ready in them."""
+    """Times steps without communication on all ranks, and when each gradient is ready in them.
+
+    Used in a with statement: its hooks leave the parameters however that ends.
+    """
 
     def __init__(self, net: Net, parameters: Mapping[str, Tensor], step: Step) -> None:
         self._net, self._parameters, self._step = net, parameters, step
@@ -109,8 +109,19 @@ class StepWatch:
         self._rows: list[list[float]] = []  # of the slowest rank: the step, then every gradient
         self._handles = [p.register_post_accumulate_grad_hook(self._hook(name)) for name, p in parameters.items()]
         self._device = next(iter(parameters.values())).device
-        for _ in range(WARMUP):
-            step()
+
+    def __enter__(self) -> StepWatch:
+        try:
+            for _ in range(WARMUP):
+                self._step()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         def hook(_: Tensor) -> None:
@@ -138,10 +149,6 @@ class StepWatch:
         compute_s, *ready_s = (statistics.median(column) for column in zip(*self._rows, strict=True))
         ready = dict(zip(self._parameters, ready_s, strict=True))
         return Workload(compute_s, tuple(buckets_of(self._parameters, ready)))
-
-    def end(self) -> None:
-        for handle in self._handles:
-            handle.remove()
 
 
 def buckets_of(parameters: Mapping[str, Tensor], ready_s: Mapping[str, float]) -> list[Bucket]:
@@ -184,8 +191,10 @@ class Transfer:
         def both() -> None:
             sender = threading.Thread(target=self._move)
             sender.start()
-            step()
-            sender.join()
+            try:
+                step()
+            finally:
+                sender.join()
 
         if self._buffer.numel():
             self._both.append(slowest_s(self._net, both))
@@ -218,8 +227,7 @@ def measure_exchange(
     the computing is that of the rank that computes longest, and the rest of the slowest rank's time is the wire's.
     """
     whole = [bucket.rows for bucket in work.buckets]
-    plan = _plan(method, whole, net.size)
-    planned_s = plan.seconds(link)
+    planned_s = _plan(method, whole, net.size).seconds(link)
     buckets = [cut(rows, min(1.0, longest_s / max(1e-9, planned_s))) for rows in whole]
     layouts = bucket_layouts(method, buckets)
     run = Rehearsal(method, layouts, net, optimizer_is_sgd, device)
@@ -240,8 +248,8 @@ def measure_exchange(
             computed.append(computing)
             on_wire.append(slowest - computing)
     del run
-    longer = plan.nbytes / max(1.0, _plan(method, buckets, net.size).nbytes)
-    factor = longer * statistics.median(on_wire) / planned_s if planned_s > 0 else 1.0
+    rehearsed_s = _plan(method, buckets, net.size).seconds(link)
+    factor = statistics.median(on_wire) / rehearsed_s if rehearsed_s > 0 else 1.0
     codec_s = statistics.median(computed) * work.numel / max(1, sum(layout.numel for layout in layouts))
     frames = plan_exchange(method, layouts[0], net.size).frames
     per_frame_s = frame_cost(net, method, work, optimizer_is_sgd, device) if more_hosts and frames else 0.0

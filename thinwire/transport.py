@@ -42,6 +42,7 @@ class Traffic:
         self.received += received
 
 
+GRACE_S = 5.0  # for threads that were told to end
 _ROUNDS_FROM = 1 << 17  # bytes: an all-to-all with a message of this length goes round by round on Gloo
 
 
@@ -313,15 +314,18 @@ class ThreadWorld:
         self.size = size
         self.timeout_s = timeout_s
         self._baton = threading.Lock() if one_at_a_time else None
+        self._patience_s = timeout_s * size if one_at_a_time else timeout_s  # the others may compute one after another
         self._barrier = threading.Barrier(size)
         self._gate, self._next = threading.Condition(), 0
         self._slots: list[Any] = [None] * size
-        self._mail: dict[tuple[int, int], Queue[Tensor]] = {(a, b): Queue() for a in range(size) for b in range(size)}
+        self._mail: dict[tuple[int, int], Queue[Tensor | None]] = {
+            (a, b): Queue() for a in range(size) for b in range(size)
+        }
 
     def meet(self) -> None:
         """Return when all ranks have come here; raises BrokenBarrierError where one has failed instead."""
         with self._resting():
-            self._barrier.wait(self.timeout_s)
+            self._barrier.wait(self._patience_s)
 
     @contextmanager
     def _resting(self) -> Iterator[None]:
@@ -338,7 +342,10 @@ class ThreadWorld:
     def receive(self, sender: int, receiver: int) -> Tensor:
         """What one rank sent to another, when it is there."""
         with self._resting():
-            return self._mail[sender, receiver].get(timeout=self.timeout_s)
+            frame = self._mail[sender, receiver].get(timeout=self._patience_s)
+        if frame is None:
+            raise threading.BrokenBarrierError
+        return frame
 
     def share(self, rank: int, thing: Any) -> list[Any]:
         """Every rank puts one thing in and gets everybody's."""
@@ -353,7 +360,7 @@ class ThreadWorld:
         """Let the ranks through the block one at a time, in the order of their numbers."""
         with self._resting(), self._gate:
             while self._next != rank:
-                if self._barrier.broken or not self._gate.wait(self.timeout_s):
+                if self._barrier.broken or not self._gate.wait(self._patience_s):
                     raise threading.BrokenBarrierError
         try:
             yield
@@ -366,6 +373,8 @@ class ThreadWorld:
         self._barrier.abort()
         with self._gate:
             self._gate.notify_all()
+        for box in self._mail.values():
+            box.put(None)
 
     def run(self, work: Callable[[ThreadNet], Any]) -> list[Any]:
         """Call work(net) on every rank in a thread of its own; return the results, or raise the first error."""
@@ -386,11 +395,14 @@ class ThreadWorld:
         try:
             for thread in threads:
                 thread.join()
-        except BaseException:  # Ctrl-C: they end at their next meeting
+        except BaseException:  # Ctrl-C: they end at their next meeting, and not inside torch with the interpreter
             self._abort()
+            for thread in threads:
+                thread.join(GRACE_S)
             raise
         if errors:
-            raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+            cause = next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), None)
+            raise cause or TimeoutError(f"the workers waited {self._patience_s:g} s for one of them")
         return results
 
 

@@ -250,7 +250,10 @@ def subtract_own_signs(x: Tensor, scales: Tensor, runs: Runs) -> None:
 
 
 def add_mean_of_signs(out: Tensor, frames: Sequence[tuple[Tensor, Tensor]], runs: Runs) -> None:
-    _serving(out).add_mean_of_signs(out, frames, runs)
+    if on_gpu(out.device):
+        serving.add_mean_of_signs(out, frames, runs, _home(out).add_signs)
+    else:
+        _serving(out).add_mean_of_signs(out, frames, runs)
 
 
 def write_signs(parts: Sequence[Tensor], packed: Tensor, scales: Tensor, runs: Runs) -> None:

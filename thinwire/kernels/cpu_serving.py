@@ -41,10 +41,10 @@ def subtract_own_signs(x: Tensor, scales: Tensor, runs: Runs) -> None:
 
 def add_mean_of_signs(out: Tensor, frames: Sequence[tuple[Tensor, Tensor]], runs: Runs) -> None:
     assert out.dtype == torch.float32 and out.is_contiguous()
-    packed, _ = _pointers([bits.contiguous() for bits, _ in frames])
+    bits = [own.contiguous() for own, _ in frames]  # held until the call is done
     scales = [_ready(own, torch.float32) for _, own in frames]
     cpu._lib().tw_add_mean_of_signs(
-        out.data_ptr(), len(frames), packed, _pointers(scales)[0], *_table(runs), _threads()
+        out.data_ptr(), len(frames), _pointers(bits)[0], _pointers(scales)[0], *_table(runs), _threads()
     )  # fmt: skip
 
 
@@ -58,8 +58,8 @@ def write_signs(parts: Sequence[Tensor], packed: Tensor, scales: Tensor, runs: R
 
 def sum_trits(frames: Sequence[Tensor], count: int, bits: int, out: Tensor) -> None:
     assert out.is_contiguous() and out.numel() == -(-count * bits // 8)
-    packed, _ = _pointers([frame.contiguous() for frame in frames])
-    cpu._lib().tw_sum_trits(len(frames), packed, count, bits, out.data_ptr(), _threads())
+    frames = [frame.contiguous() for frame in frames]  # held until the call is done
+    cpu._lib().tw_sum_trits(len(frames), _pointers(frames)[0], count, bits, out.data_ptr(), _threads())
 
 
 def write_levels(parts: Sequence[Tensor], scales: Tensor, packed: Tensor, bits: int, ranks: int) -> bool:

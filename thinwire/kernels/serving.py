@@ -5,7 +5,7 @@ The specification of ``cpu_serving``, and what runs on every other device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -44,11 +44,16 @@ def subtract_own_signs(x: Tensor, scales: Tensor, runs: Runs) -> None:  # (n,), 
     add_signs(x, x < 0, scales, runs, -1.0)
 
 
-def add_mean_of_signs(out: Tensor, frames: Sequence[tuple[Tensor, Tensor]], runs: Runs) -> None:  # (n,) float32
-    """out += the mean of all frames' scale * sign; a frame is its packed bits and its (B,) scales, added in order."""
+def add_mean_of_signs(
+    out: Tensor, frames: Sequence[tuple[Tensor, Tensor]], runs: Runs, add: Callable[..., None] = add_signs
+) -> None:  # (n,) float32
+    """out += the mean of all frames' scale * sign; a frame is its packed bits and its (B,) scales, added in order.
+
+    ``add`` is the home's own ``add_signs``.
+    """
     total = torch.zeros_like(out)
     for packed, scales in frames:
-        add_signs(total, packed, scales, runs, 1.0)
+        add(total, packed, scales, runs, 1.0)
     out.add_(total.div_(len(frames)))
 
 

@@ -61,7 +61,8 @@ class Recipe(ABC):
     needs_data: ClassVar[bool] = False
     #: How many numbers `score` returns, also where a rank has no test batch.
     num_scores: ClassVar[int] = 2
-    #: Whether all training batches of a run have one shape and the recipe carries nothing between them.
+    #: Whether all training batches of a run have one shape, nothing is carried between them, and the model draws no
+    #: random numbers.
     fixed_shapes: ClassVar[bool] = False
     #: Attributes that `set` may change before anything else is called.
     settings: ClassVar[tuple[str, ...]] = ("batch_size",)

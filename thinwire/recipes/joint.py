@@ -64,7 +64,10 @@ class JointStep:
 
     def _record(self) -> torch.cuda.CUDAGraph:
         branches = [branch for branch in self._branches if branch is not None]
-        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # only leaves, whose stream is free
+        drawing = (nn.modules.dropout._DropoutNd, nn.RNNBase)  # a replay would draw the same numbers again
+        assert not any(isinstance(m, drawing) for b in branches for m in b.module.modules())
+        if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):  # of torch 2.10
+            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # only leaves, whose stream is free
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

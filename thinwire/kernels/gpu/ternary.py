@@ -195,7 +195,7 @@ def _tile_words(
     segment = tl.load(block_of + first)
     address = tl.load(parts + segment)
     offset = element - tl.load(starts + segment)
-    inside_one = (last - first == 1) & (element + WORDS * 20 <= tl.load(ends + segment))
+    inside_one = (last - first == 1) & (tl.load(ends + segment) - element >= WORDS * 20)
     scale = tl.load(scales + segment)
     exact = (scale >= 1e-27) | (scale == 0.0)  # so that 2**-32 times it is, too
     if inside_one & (address % 16 == 0) & (offset % 4 == 0) & exact:

@@ -79,7 +79,7 @@ def _setting(run: Run) -> str:
     config = run.config
     words = [_count(config[key], word) for key, word in (("epochs", "epoch"), ("workers", "worker")) if key in config]
     if config.get("in_process"):
-        words.append("as threads (their seconds are not those of real workers)")
+        words.append("as threads")  # whose seconds are not those of real workers
     return ", ".join([*words, *filter(None, (_words(config.get(key)) for key in ("device", "settings")))])
 
 

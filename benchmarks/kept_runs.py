@@ -1,7 +1,8 @@
 """Runs of `thinwire train` in one small file each: what tables and pictures of results are made from.
 
 A kept run is NAME.json with the run folder's config and summary, and the columns of its epoch lines and of at most 100
-of its step lines, numbers to six digits; breakdowns of single steps and checkpoints are left out.
+of its step lines, numbers to six digits; breakdowns of single steps, checkpoints and the names of folder and hosts are
+left out.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ def keep(folder: Path, results: Path) -> Path:
                 rows = rows[:: max(1, -(-len(rows) // MOST_STEPS))]
             metrics[spec][kind] = {column: [row.get(column) for row in rows] for column in columns}
     kept = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("config", "summary")}
+    if kept["config"].get("data") is not None:
+        kept["config"]["data"] = "DIR"  # where the data lay says nothing to anybody else
+    kept["config"].get("environment", {}).pop("hosts", None)
     results.mkdir(parents=True, exist_ok=True)
     path = results / f"{folder.resolve().name}.json"
     path.write_text(json.dumps(_short({**kept, "metrics": metrics}), separators=(",", ":")) + "\n")

@@ -36,6 +36,7 @@ SPECS = [
     "dropping:density=0.05",
     "dropping:density=0.05,local=partial,sync_every=5",
     "signsgd",
+    "signsgd:topology=server",
 ]
 
 
@@ -43,7 +44,7 @@ def train(spec: str, device: torch.device, rank: int) -> torch.Tensor:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.Tanh(), torch.nn.Linear(256, 10)).to(device)
     model = DDP(model, bucket_cap_mb=0.02)
-    lr = 0.001 if spec == "signsgd" else 0.05
+    lr = 0.001 if spec.startswith("signsgd") else 0.05
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
     wire = thinwire.attach(model, optimizer, spec)
     data = torch.Generator().manual_seed(rank)

@@ -147,6 +147,7 @@ CASES = [
     ], [
         ("signum, decreasing, two groups", SGD(0.01, 0.9, False, 0.1, "decreasing", True)),
         ("zero gradients", SGD(lr=0.01, momentum=0.9), {}, DEAD),
+        ("signum, server", SGD(lr=0.01, momentum=0.9), {"topology": "server"}),
     ]),
     *make(dropping, "GradientDropping", [
         ("momentum", DECAY, {"density": 0.1}),

@@ -21,12 +21,13 @@ def memory_flat(tensor: Tensor) -> Tensor:  # any shape -> (numel,)
     """
     if tensor.is_contiguous():
         return tensor.reshape(-1)
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return tensor.reshape(-1)
-            expected *= size
+    if tensor.dim() != 4 or not tensor.is_contiguous(memory_format=torch.channels_last):
+        expected = 1
+        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+            if size != 1:
+                if stride != expected:
+                    return tensor.reshape(-1)
+                expected *= size
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 

@@ -383,6 +383,10 @@ class SignSGD(Method):
     """signSGD with majority vote; with the momentum of torch.optim.SGD it is Signum. Updates are +-1 times the rate."""
 
     name: ClassVar[str] = "signsgd"
+    topology: str = "sharded"
+
+    def __post_init__(self) -> None:
+        _one_of(self, "topology", ("sharded", "server"))
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         return optimizer_is_sgd
@@ -392,7 +396,7 @@ class SignSGD(Method):
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         memory = Velocity() if optimizer_is_sgd else NoMemory()
-        return Exchange(memory, Sign(), VoteServer("sharded"), net)
+        return Exchange(memory, Sign(), VoteServer(self.topology), net)
 
 
 @dataclass(frozen=True, kw_only=True)

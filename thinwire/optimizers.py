@@ -6,6 +6,7 @@ only while ``optimizer.step()`` runs: schedulers, checkpoints and the user see t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,6 +42,17 @@ class OptimizerView:
         """A group with the user's own values, also while they are switched off (a closure runs inside step())."""
         group = self.optimizer.param_groups[index]
         return {**group, **self._saved[index]} if self._saved is not None else group
+
+    def hypers(self, parameters: Iterable[Tensor]) -> list[Hyper]:
+        """What the optimizer says about each of these now; parameters of one group share one object."""
+        by_group: dict[int | None, Hyper] = {}
+        result = []
+        for parameter in parameters:
+            index = self._group_of.get(id(parameter))
+            if index is None or index not in by_group:
+                by_group[index] = self.hyper(parameter)
+            result.append(by_group[index])
+        return result
 
     def hyper(self, parameter: Tensor) -> Hyper:
         index = self._group_of.get(id(parameter))

@@ -250,8 +250,7 @@ class DenseResult:
 
     def write(self, layout: Layout, parts: Sequence[Tensor]) -> None:
         """Put the mean where the gradients lie, one vector a segment."""
-        for part, mean in zip(parts, layout.split(self.mean), strict=True):
-            part.copy_(mean)
+        torch._foreach_copy_(list(parts), list(layout.split(self.mean)))
 
 
 @dataclass(frozen=True)
@@ -277,8 +276,7 @@ class SparseResult:
             scatter_add(parts[:coded], starts, lists, 1.0 / self.size)
         if self.tail.numel():
             sizes = [part.numel() for part in parts[coded:]]
-            for part, total in zip(parts[coded:], self.tail.split(sizes), strict=True):
-                part.copy_(total / self.size)
+            torch._foreach_copy_(list(parts[coded:]), list((self.tail / self.size).split(sizes)))
 
 
 @dataclass(frozen=True)

@@ -336,7 +336,8 @@ class Wire(Saver):
     def _submit(self, buckets: list[Bucket], step: int) -> None:
         parameters = [p for bucket in buckets for p in bucket.parameters]
         # Read now: when the job runs, a closure's step() or a scheduler may have gone on.
-        hypers = {self._ordinals[id(p)]: self._view.hyper(p) for p in parameters}
+        ordinals = [self._ordinals[id(p)] for p in parameters]
+        hypers = dict(zip(ordinals, self._view.hypers(parameters), strict=True))
         used = [id(p) in self._used for p in parameters] if self._tracks_use else None
         self._used.difference_update(map(id, parameters))
         scale = self._gate.scale() if self._gate is not None else 1.0

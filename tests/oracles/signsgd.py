@@ -12,8 +12,8 @@ from oracles.selection import copy
 SERVER = 0xFFFFFFFF  # the "rank" whose coins break a tied vote: the same on every rank
 
 
-def simulate(problem: Problem, N: int, steps: int, sgd: SGD) -> list[Params]:
-    """Parameters after each step; all workers hold the same ones."""
+def simulate(problem: Problem, N: int, steps: int, sgd: SGD, topology: str = "sharded") -> list[Params]:
+    """Parameters after each step; all workers hold the same ones. Who counts the votes changes nothing."""
     w = problem.initial()
     buffers = [{name: np.zeros(x.size) for name, x in w.items()} for _ in range(N)]
     trajectory = []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, TernaryCodec
 from thinwire.codecs.dense import count_blocks
-from thinwire.collectives.shards import Shard, scale_places, shards
+from thinwire.collectives.shards import Shard, block_scales, piece_scales, shards, worker_runs
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.kernels import add_mean_of_signs, coin, sign_scales, stream_key, write_signs
 from thinwire.layout import Layout, Turn
@@ -151,12 +151,12 @@ class BlockSignServer(Server):
         self._starts: dict[str, int] = {}  # first element of the part of each tensor that this rank serves
 
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
-        runs = scale_places(shard, self.block, layout)[1]
+        runs = worker_runs(shard, self.block)
         return SignsCodec().nbytes(shard.numel, count_blocks(runs), shard.tail_numel)
 
     def push(self, turn: Turn, payload: Signs | SignsOf, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
-        places, runs = scale_places(shard, self.block, turn.layout)
-        scales = payload.scales[places.to(payload.scales.device)]
+        runs = worker_runs(shard, self.block)
+        scales = block_scales(payload.scales, shard, self.block, turn.layout)
         part = payload.cut([piece.span for piece in shard.pieces], scales, runs)
         return SignsCodec().encode(turn, part, tail, out=out)
 
@@ -168,7 +168,7 @@ class BlockSignServer(Server):
     def answer(
         self, turn: Turn, payload: Signs | SignsOf, frames: list[Tensor], shard: Shard, nbytes: int, out: Tensor | None
     ) -> Tensor:
-        runs = scale_places(shard, self.block, turn.layout)[1]
+        runs = worker_runs(shard, self.block)
         device, num_scales = payload.scales.device, count_blocks(runs)
         dense = torch.zeros(shard.tail_numel, dtype=torch.float32, device=device)
         given = []
@@ -283,12 +283,6 @@ class TernaryServer(Server):
         super().__init__(topology)
         self.share_scaler = share_scaler
 
-    @staticmethod
-    def _piece_scales(payload: TernaryDraw, shard: Shard) -> Tensor:  # -> (pieces,) float32
-        # Coded segments come first in a layout, so a piece's place is also its tensor's place among the scalers.
-        places = torch.tensor([piece.place for piece in shard.pieces], dtype=torch.int64)
-        return payload.scales[places.to(payload.scales.device)]
-
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         return TernaryCodec().nbytes(shard.numel, 0 if self.share_scaler else len(shard.pieces), shard.tail_numel)
 
@@ -305,7 +299,7 @@ class TernaryServer(Server):
         self, turn: Turn, payload: TernaryDraw, frames: list[Tensor], shard: Shard, nbytes: int, out: Tensor | None
     ) -> Tensor:
         device, runs = payload.scales.device, shard.piece_runs()
-        shared = self._piece_scales(payload, shard) if self.share_scaler else None
+        shared = piece_scales(payload.scales, shard) if self.share_scaler else None
         dense = torch.zeros(shard.tail_numel, dtype=torch.float32, device=device)
         given = []
         for rank, frame in enumerate(frames):
@@ -333,7 +327,7 @@ class TernaryServer(Server):
     ) -> Tensor:
         if not self.share_scaler:
             return _read_floats(turn, frame, shard, payload.scales.device, origin, parts)
-        scales = self._piece_scales(payload, shard)
+        scales = piece_scales(payload.scales, shard)
         return LevelsCodec().decode_mean(turn, frame, size, shard.tail_numel, parts, scales, origin)
 
 

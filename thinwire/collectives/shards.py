@@ -6,6 +6,7 @@ in: a server's own error stays on its rank when DDP rebuilds its buckets.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -127,6 +128,35 @@ def shards(layout: Layout, size: int, topology: str) -> tuple[Shard, ...]:
 
 
 @lru_cache(maxsize=256)
-def scale_places(shard: Shard, block: int | None, layout: Layout) -> tuple[Tensor, Runs]:
-    """Return ``worker_scales`` and ``worker_runs`` of a shard, computed once."""
-    return shard.worker_scales(block, layout), shard.worker_runs(block)
+def worker_runs(shard: Shard, block: int | None) -> Runs:
+    """``Shard.worker_runs``, computed once."""
+    return shard.worker_runs(block)
+
+
+def block_scales(scales: Tensor, shard: Shard, block: int | None, layout: Layout) -> Tensor:  # (all,) -> (B,) float32
+    """Those of a worker's scales that belong to the blocks of ``worker_runs``."""
+    return _taken(scales, _scale_places(shard, block, layout, scales.device, threading.get_ident()))
+
+
+def piece_scales(scales: Tensor, shard: Shard) -> Tensor:  # (coded tensors,) -> (pieces,) float32
+    """The scale of every piece's tensor. Coded segments come first in a layout, and so do their scales."""
+    places = tuple(piece.place for piece in shard.pieces)
+    return _taken(scales, _on_device(places, scales.device, threading.get_ident()))
+
+
+# A thread has its own places on a GPU: it copies on its own stream, and another one's would not wait for that.
+@lru_cache(maxsize=1024)
+def _on_device(places: tuple[int, ...], device: torch.device, thread: int) -> Tensor:  # -> (p,) int64
+    return torch.tensor(places, dtype=torch.int64).to(device)
+
+
+@lru_cache(maxsize=256)
+def _scale_places(
+    shard: Shard, block: int | None, layout: Layout, device: torch.device, thread: int
+) -> Tensor:  # -> (B,) int64
+    return shard.worker_scales(block, layout).to(device)
+
+
+def _taken(scales: Tensor, places: Tensor) -> Tensor:
+    # Places are different and in order, so as many as there are scales means all of them.
+    return scales if places.numel() == scales.numel() else scales[places]

@@ -159,7 +159,7 @@ def _signsgd(method: SignSGD, layout: Layout, hosts: int) -> Plan:
     def vote(servers: int) -> int:
         return SignsCodec().nbytes(_share(layout.coded_numel, servers), 0, _share(layout.tail_numel, servers))
 
-    return _served("sharded", hosts, vote, vote)
+    return _served(method.topology, hosts, vote, vote)
 
 
 def _dense(method: Dense, layout: Layout, hosts: int) -> Plan:

@@ -7,9 +7,11 @@ global random state, and put the least significant bit first.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -408,8 +410,19 @@ def block_means(x: Tensor, runs: Runs) -> Tensor:  # (n,) float32 -> (B,) float3
     return torch.cat(means) if means else x.new_zeros(0)
 
 
+@lru_cache(maxsize=1024)
+def _block_lengths(runs: Runs, device: torch.device, thread: int) -> Tensor:  # -> (B,) int64
+    # A thread has its own: it copies on its own stream, and another one's would not wait for that.
+    lengths = [torch.full((count,), length, dtype=torch.int64) for length, count in runs]
+    return torch.cat(lengths).to(device) if lengths else torch.zeros(0, dtype=torch.int64, device=device)
+
+
 def block_expand(scales: Tensor, runs: Runs) -> Tensor:  # (B,) -> (n,)
     """Return every block's scale repeated over the block."""
+    if scales.device.type != "cpu":  # one kernel, where each run's own would cost its launch
+        numel = sum(length * count for length, count in runs)
+        lengths = _block_lengths(runs, scales.device, threading.get_ident())
+        return torch.repeat_interleave(scales, lengths, output_size=numel)
     parts, start = [], 0
     for length, count in runs:
         parts.append(scales[start : start + count, None].expand(count, length).reshape(-1))

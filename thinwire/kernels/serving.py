@@ -24,8 +24,8 @@ from thinwire.kernels.reference import (
 
 
 def _write(parts: Sequence[Tensor], values: Tensor) -> None:
-    for part, value in zip(parts, values.split([part.numel() for part in parts]), strict=True):
-        part.copy_(value)
+    if parts:
+        torch._foreach_copy_(list(parts), list(values.split([part.numel() for part in parts])))
 
 
 def sign_scales(x: Tensor, runs: Runs) -> Tensor:  # (n,) float32 -> (B,) float32

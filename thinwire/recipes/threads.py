@@ -47,23 +47,29 @@ class ThreadWire:
             for ordinal, (name, p) in enumerate(self.parameters.items())
         ]
         self.layout = Layout.of(rows)
+        self._names = [segment.name for segment in self.layout.segments]
         self.steps = 0
+        self._flat: dict[str, tuple[Tensor, Tensor]] = {}  # a gradient and its elements in the order of memory
         self.view.take_over(momentum=method.takes_momentum(sgd), weight_decay=method.takes_weight_decay(sgd))
         self._handle = optimizer.register_step_post_hook(self._after_step)
 
     @torch.no_grad()
     def exchange(self) -> None:
         """Replace every .grad by the mean over the ranks, as the method makes it."""
-        weights = tuple(self.parameters[segment.name] for segment in self.layout.segments)
-        turn = Turn(self.layout, self.steps, tuple(self.view.hyper(weight) for weight in weights), weights)
-        parts = []
-        for weight in weights:
-            assert weight.grad is not None, "every parameter must have a gradient"
-            part = memory_flat(weight.grad)
-            assert part.data_ptr() == weight.grad.data_ptr(), "a gradient must lie in one stretch of memory"
-            parts.append(part)
-        self.aggregator.reduce(turn, parts)
+        weights = tuple(self.parameters[name] for name in self._names)
+        turn = Turn(self.layout, self.steps, tuple(self.view.hypers(weights)), weights)
+        self.aggregator.reduce(turn, [self._part(name, self.parameters[name].grad) for name in self._names])
         self.steps += 1
+
+    def _part(self, name: str, grad: Tensor | None) -> Tensor:  # any shape -> (numel,)
+        """The gradient's elements as they lie in memory; the same view as long as the gradient is the same tensor."""
+        assert grad is not None, "every parameter must have a gradient"
+        known = self._flat.get(name)
+        if known is None or known[0] is not grad:
+            part = memory_flat(grad)
+            assert part.data_ptr() == grad.data_ptr(), "a gradient must lie in one stretch of memory"
+            known = self._flat[name] = (grad, part)
+        return known[1]
 
     def _after_step(self, *_: Any) -> None:
         interval = self.method.averaging_interval

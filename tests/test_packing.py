@@ -332,7 +332,14 @@ def test_counter_random_numbers_match_integers(seed: int, step: int, rank: int, 
     assert reference.stream_key(seed, step, rank, name) == key
     expected = [pure_random(key, start + i) for i in range(9)]
     assert reference.uniform(key, 9, CPU, start).tolist() == [(number >> 8) * 2.0**-24 for number in expected]
-    assert reference.coin(key, 9, CPU, start).tolist() == [bool(number & 1) for number in expected]
+    assert reference.coins([(key, start, 9)], CPU).tolist() == [bool(number & 1) for number in expected]
+
+
+def test_coins_of_many_streams_are_those_of_each() -> None:
+    streams = [(7, 0, 100), (2**32 - 1, 2**31 - 3, 9), (0, 5, 0), (3, 2**32 - 5, 1)]
+    together = reference.coins(streams, CPU)
+    assert torch.equal(together, torch.cat([reference.coins([stream], CPU) for stream in streams]))
+    assert reference.coins([], CPU).shape == (0,)
 
 
 def test_random_numbers_are_even() -> None:
@@ -345,7 +352,7 @@ def test_random_numbers_are_even() -> None:
     for other in [(1, 0, 0, "w"), (0, 1, 0, "w"), (0, 0, 1, "w"), (0, 0, 0, "v")]:
         near = reference.uniform(reference.stream_key(*other), n, CPU).double() - 0.5
         assert abs(float((base * near).mean())) < 4 / 12 / n**0.5
-    flips = reference.coin(reference.stream_key(0, 0, 0, "w"), n, CPU)
+    flips = reference.coins([(reference.stream_key(0, 0, 0, "w"), 0, n)], CPU)
     assert abs(float(flips.double().mean()) - 0.5) < 4 * 0.5 / n**0.5
 
 
@@ -517,7 +524,7 @@ def test_every_function_leaves_the_generator_alone() -> None:
     work += [
         lambda: reference.select_sampled(x, 50, 7),
         lambda: reference.uniform(1, 100, CPU),
-        lambda: reference.coin(1, 100, CPU),
+        lambda: reference.coins([(1, 0, 100)], CPU),
         lambda: reference.int8_quantize(x),
     ]
     for call in work:

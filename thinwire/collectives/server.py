@@ -17,7 +17,7 @@ from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, TernaryCodec
 from thinwire.codecs.dense import count_blocks
 from thinwire.collectives.shards import Shard, block_scales, piece_scales, shards, worker_runs
 from thinwire.collectives.stateless import StatelessCollective
-from thinwire.kernels import add_mean_of_signs, coin, sign_scales, stream_key, write_signs
+from thinwire.kernels import add_mean_of_signs, coins, sign_scales, stream_key, write_signs
 from thinwire.layout import Layout, Turn
 from thinwire.memory import NamedState, RateRatio
 from thinwire.payloads import Accepted, DenseResult, Payload, Result, Signs, SignsOf, TernaryDraw, WrittenResult
@@ -261,11 +261,13 @@ class VoteServer(Server):
 
     @staticmethod
     def _coins(turn: Turn, shard: Shard, device: torch.device) -> Tensor:  # -> (m,) bool
-        flips = [
-            coin(stream_key(0, turn.step, VOTE_RANK, piece.segment.name), piece.stop - piece.start, device, piece.start)
-            for piece in shard.pieces
-        ]
-        return torch.cat(flips) if flips else torch.zeros(0, dtype=torch.bool, device=device)
+        return coins(
+            [
+                (stream_key(0, turn.step, VOTE_RANK, piece.segment.name), piece.start, piece.stop - piece.start)
+                for piece in shard.pieces
+            ],
+            device,
+        )
 
     def read(
         self, turn: Turn, payload: Signs, frame: Tensor, shard: Shard, size: int, origin: str, parts: list[Tensor]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.kernels import coin, stream_key
+from thinwire.kernels import coins, stream_key
 from thinwire.layout import Turn
 from thinwire.memory import Gradient, Scout, as_flat
 from thinwire.payloads import Signs
@@ -27,9 +27,8 @@ class Sign:
     def compress(self, turn: Turn, x: Gradient, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Signs:
         x = as_flat(x)
         negative = x < 0
-        for segment in turn.layout.coded:
-            zero = x[segment.span] == 0
-            if bool(zero.any()):
-                flips = coin(stream_key(0, turn.step, rank, segment.name), segment.numel, x.device)
-                negative[segment.span] |= zero & flips
+        zero = x == 0
+        if bool(zero.any()):
+            streams = [(stream_key(0, turn.step, rank, s.name), 0, s.numel) for s in turn.layout.coded]
+            negative |= zero & coins(streams, x.device)
         return Signs(negative, torch.zeros(0, device=x.device), tuple((s.numel, 1) for s in turn.layout.coded))

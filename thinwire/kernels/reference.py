@@ -81,9 +81,18 @@ def uniform(key: int, count: int, device: torch.device, start: int = 0) -> Tenso
     return ((_random(key, start, count, device) >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
-def coin(key: int, count: int, device: torch.device, start: int = 0) -> Tensor:  # -> (count,) bool
-    """Return fair coin flips from the same counters."""
-    return (_random(key, start, count, device) & 1).to(torch.bool)
+def coins(streams: Sequence[tuple[int, int, int]], device: torch.device) -> Tensor:  # -> (all counts,) bool
+    """Return fair coin flips from the same counters, for every stream (key, first counter, count) in order."""
+    counts = torch.tensor([count for _, _, count in streams], dtype=torch.int64)
+    first = torch.tensor([start for _, start, _ in streams], dtype=torch.int64) - (counts.cumsum(0) - counts)
+    keys = torch.tensor([key for key, _, _ in streams], dtype=torch.int64)
+    salts = torch.tensor([stream_salt(key) for key, _, _ in streams], dtype=torch.int64)
+    table = torch.stack([first, keys, salts, counts]).to(device)  # (4, S), so that one upload is enough
+    total = int(counts.sum())
+    first, keys, salts = torch.repeat_interleave(table[:3], table[3], dim=1, output_size=total).unbind()
+    counter = (torch.arange(total, device=device) + first).to(torch.int32)
+    mixed = _mix(counter ^ keys.to(torch.int32))
+    return (_mix(mixed ^ salts.to(torch.int32)) & 1).to(torch.bool)
 
 
 def checksum(words: Tensor, start: int = 0) -> Tensor:  # (n,) int32 -> () int64 in [0, 2**32)

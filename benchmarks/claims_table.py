@@ -22,7 +22,7 @@ from claimed import CLAIMS, Claim, Row
 from kept_runs import keep, write_folder
 
 RESULTS = Path(__file__).parent / "results" / "claims"
-HEADINGS = ("", "paper", "ours", "dense", "difference", "bytes a step and worker", "ratio", "command")
+HEADINGS = ("", "paper", "ours", "dense", "difference", "does it hold?", "bytes a step and worker", "ratio", "runs")
 NOTHING = "-"
 
 
@@ -85,22 +85,25 @@ def _measured(runs: Sequence[Result]) -> str:
     return f"{mean}, {diverged}" if diverged else mean
 
 
-def _difference(runs: Sequence[Result], dense: Sequence[Result]) -> str:
+def _difference(runs: Sequence[Result], dense: Sequence[Result]) -> tuple[float, str] | None:
+    """By how much the mean differs, and in what; None where there is nothing to compare."""
     ours, theirs = ([run.outcome["metric"] for run in group] for group in (runs, dense))
     if not ours or not theirs or None in ours + theirs:
-        return NOTHING
+        return None
     metric, by = runs[0].config["metric"], _mean(ours) - _mean(theirs)
     if metric["name"] == "perplexity":
-        return f"{100 * by / _mean(theirs):+.2f} %"
-    return f"{by:+.2f} {metric['difference_unit']}".rstrip()
+        return 100 * by / _mean(theirs), "%"
+    return by, metric["difference_unit"]
 
 
-def _command(config: dict[str, Any], spec: str) -> str:
-    parts = ["thinwire train", f"--recipe {config['recipe']}", f"--method {spec}", f"--workers {config['workers']}"]
-    parts.append(f"--epochs {config['epochs']} --seed {config['seed']}")
-    parts += [f"--set {','.join(config['settings'])}"] if config.get("settings") else []
-    parts += ["--data DIR"] if config.get("data") else []
-    return " ".join(parts + (["--in-process"] if config.get("in_process") else []))
+def _verdict(row: Row, by: float, higher_is_better: bool) -> str:
+    lost = -by if higher_is_better else by
+    if row.within is not None:
+        reason = f"; {row.why}" if row.why else ""
+        return "yes" if lost <= row.within else f"does not hold here: at most {row.within:g} was asked{reason}"
+    if row.behind is not None:
+        return "yes, it is worse" if lost > row.behind else "does not hold here: it is not worse"
+    return NOTHING
 
 
 def _differs(one: Result, other: Result) -> str:
@@ -111,7 +114,7 @@ def cells(claim: Claim, row: Row, results: Path) -> list[str]:
     """One line of a claim's table; runs that are not there yet leave their cells empty."""
     runs, dense = find(row.runs, results), find(row.dense or claim.dense, results)
     if not runs:
-        return [row.label, row.paper, "not run", _measured(dense), *[NOTHING] * 4]
+        return [row.label, row.paper, "not run", _measured(dense), *[NOTHING] * (len(HEADINGS) - 4)]
     for other in runs:
         if other.setting != runs[0].setting:
             raise ValueError(f"'{row.runs}' mixes runs that differ in {_differs(other, runs[0])}")
@@ -122,12 +125,13 @@ def cells(claim: Claim, row: Row, results: Path) -> list[str]:
     last = _mean([run.last_epoch_nbytes for run in runs])
     sent = _nbytes(whole) if abs(last - whole) <= 0.05 * whole else f"{_nbytes(whole)} ({_nbytes(last)} at the end)"
     ratios = [run.outcome["ratio"] for run in runs if run.outcome["ratio"] is not None]
-    seeds = sorted(run.config["seed"] for run in runs)
-    more = f", seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else ""
-    command = f"`{_command(runs[0].config, runs[0].outcome['spec'])}`{more}"
-    difference = NOTHING if (row.dense or claim.dense) == row.runs else _difference(runs, dense)
+    compared = None if (row.dense or claim.dense) == row.runs else _difference(runs, dense)
+    by = NOTHING if compared is None else f"{compared[0]:+.2f} {compared[1]}".rstrip()
+    verdict = NOTHING
+    if compared is not None:
+        verdict = _verdict(row, compared[0], runs[0].config["metric"]["higher_is_better"])
     ratio = f"{_mean(ratios):.{0 if _mean(ratios) >= 100 else 1}f}x" if ratios else NOTHING
-    return [row.label, row.paper, _measured(runs), beside, difference, sent, ratio, command]
+    return [row.label, row.paper, _measured(runs), beside, by, verdict, sent, ratio, f"`{row.runs.partition('::')[0]}`"]
 
 
 def table(claim: Claim, results: Path) -> str:

@@ -156,7 +156,7 @@ def _other_targets(blocks: kernels.Runs, tail: int, ranks: int) -> Iterator[Targ
 
     def is_levels(payload: Tensor, rest: Tensor) -> None:
         _must(payload.shape == (numel,) and rest.shape == (tail,), f"levels of {payload.shape}")
-        _must(not numel or int(payload.abs().max()) <= ranks, "a level out of range")
+        _must(not numel or float(payload.abs().max()) <= ranks, "a level out of range")
 
     def is_floats(payload: Tensor, rest: Tensor) -> None:
         _must(payload.shape == (numel,) and payload.dtype == torch.float32, f"values of {payload.shape}")
@@ -164,6 +164,12 @@ def _other_targets(blocks: kernels.Runs, tail: int, ranks: int) -> Iterator[Targ
 
     signs, ternary, level, dense = SignsCodec(), TernaryCodec(), LevelsCodec(), FloatsCodec()
     nbytes = level.nbytes(numel, ranks, tail) + 8  # answers of shards are as long as the longest
+    summed = [kernels.pack_trits((levels.sign() * (levels.abs() > rank)).to(torch.int8)) for rank in range(ranks)]
+
+    def read_levels(frame: Tensor) -> tuple[Tensor, Tensor]:  # with a scale of N the mean is the sum, exactly
+        part = torch.empty(numel)
+        return part, level.decode_mean(turn, frame, ranks, tail, [part], torch.tensor([float(ranks)]), ORIGIN)
+
     given = Ternary.of(trits, scales, blocks)
     for kind, decode, use, seed in (
         ("signs", lambda frame: signs.decode(turn, frame, blocks, num_blocks, tail, CPU, ORIGIN), is_signs,
@@ -174,8 +180,7 @@ def _other_targets(blocks: kernels.Runs, tail: int, ranks: int) -> Iterator[Targ
          ternary.encode(turn, given, rest, with_scales=True)),
         ("ternary shared", lambda frame: ternary.decode(turn, frame, blocks, scales, tail, CPU, ORIGIN), is_trits,
          ternary.encode(turn, given, rest, with_scales=False)),
-        ("levels", lambda frame: level.decode(turn, frame, numel, ranks, tail, CPU, ORIGIN), is_levels,
-         level.encode(turn, levels, ranks, rest, nbytes)),
+        ("levels", read_levels, is_levels, level.encode_sums(turn, summed, numel, rest, nbytes)),
         ("dense", lambda frame: dense.decode(turn, frame, numel, tail, CPU, ORIGIN), is_floats,
          dense.encode(turn, floats, rest)),
     ):  # fmt: skip

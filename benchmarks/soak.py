@@ -165,7 +165,8 @@ def judge(ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def soak(steps: int, workers: int) -> dict[str, Any]:
     """Run it in processes of its own and return what each rank saw, and the verdict."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch._dynamo"])  # imported once, not in every worker
     with tempfile.TemporaryDirectory(prefix="thinwire-soak-") as folder:
         results = context.Queue()
         arguments = [(rank, workers, f"file://{folder}/store", steps, folder, results) for rank in range(workers)]

@@ -111,26 +111,6 @@ THINWIRE_API void tw_rice_encode(const int64_t* gaps, int64_t n, int parameter, 
   }
 }
 
-// Returns the number of entries in the unary stream; writes at most n gaps.
-THINWIRE_API int64_t tw_rice_decode(const uint8_t* low, int64_t low_nbytes, const uint8_t* unary, int64_t unary_nbytes,
-                                    int64_t n, int parameter, int64_t* out) {
-  int64_t count = 0, before = -1;
-  for (int64_t byte = 0; byte < unary_nbytes; byte += 8) {
-    uint64_t window = 0;
-    std::memcpy(&window, unary + byte, static_cast<size_t>(std::min<int64_t>(8, unary_nbytes - byte)));
-    for (; window; window &= window - 1, ++count) {
-      int64_t at = byte * 8 + __builtin_ctzll(window);
-      if (count < n) {
-        uint64_t quotient = static_cast<uint64_t>(at - before - 1);
-        uint32_t rest = parameter ? get_bits(low, low_nbytes, count * parameter, parameter) : 0;
-        out[count] = static_cast<int64_t>((quotient << parameter) | rest);
-      }
-      before = at;
-    }
-  }
-  return count;
-}
-
 namespace {
 
 struct Rice {

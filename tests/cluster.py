@@ -113,7 +113,9 @@ class Cluster:
             self._folder = None
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        # A fork server imports torch, and what the constructor of DDP imports, once for all processes.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch._dynamo"])
         self._folder = tempfile.TemporaryDirectory(prefix="cluster-")
         store = f"file://{self._folder.name}/store"
         for rank in range(self.size):

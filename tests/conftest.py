@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave the core to the other test processes
 
 import pytest
 import torch
@@ -14,11 +17,14 @@ sys.path[:0] = [p for p in (str(Path(__file__).parent), str(Path(__file__).paren
 import data_folders  # noqa: E402
 from cluster import Cluster  # noqa: E402
 
-_LONGEST = ("test_train.py", "test_train_more.py", "test_faults.py", "test_oracles.py", "test_conservation.py")
+_LONGEST = (
+    "test_train.py", "test_faults.py", "test_oracles.py", "test_train_more.py", "test_cluster_emulation.py",
+    "test_advise.py", "test_triton.py", "test_threads.py", "test_conservation.py", "test_ddp_forms.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: with two test processes neither waits for the other at the end."""
+    """The longest files first, those that wait beside those that compute: no test process is left alone at the end."""
     items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import workers
+import workers_input
 from cluster import Cluster
 from workers import sentence_of
 
@@ -114,23 +114,23 @@ def test_a_warm_up_with_densities_outside_0_to_1_is_refused(densities: tuple[flo
 
 def test_attach_refuses_what_cannot_work_and_changes_nothing(cluster: Cluster) -> None:
     """Each case is followed by a look at hooks and groups, and in the end by an attach that works."""
-    cluster.run(workers.refused_attaches, 2)
+    cluster.run(workers_input.refused_attaches, 2)
 
 
 def test_ranks_that_differ_all_raise_and_name_the_difference(cluster: Cluster) -> None:
-    texts = cluster.run(workers.differing_ranks, 3)
+    texts = cluster.run(workers_input.differing_ranks, 3)
     for case in texts[0]:
         assert len({rank[case] for rank in texts}) == 1 or case.startswith("one rank"), f"{case}: {texts}"
 
 
 def test_one_rank_works_and_says_that_nothing_is_sent(cluster: Cluster) -> None:
-    cluster.run(workers.alone, 1)
+    cluster.run(workers_input.alone, 1)
 
 
 def test_a_training_step_after_detach_is_refused_before_ddp_breaks(cluster: Cluster) -> None:
     """Evaluation still works, and so does attaching again; in eval mode the error comes from the backward pass."""
-    cluster.run(workers.steps_after_detach, 2)
+    cluster.run(workers_input.steps_after_detach, 2)
 
 
 def test_an_old_wire_cannot_detach_the_new_one(cluster: Cluster) -> None:
-    cluster.run(workers.old_and_new_wire, 2)
+    cluster.run(workers_input.old_and_new_wire, 2)

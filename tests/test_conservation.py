@@ -29,10 +29,9 @@ def turn_of(layout: Layout, step: int, hyper: Hyper) -> Turn:
 def buckets_of(method: Method, several: bool) -> list[Layout]:
     """The model's parameters as DDP would hand them over: one exchange, or several of them, not in model order."""
     rows = [
-        (name, i, numel, method.is_coded(name, torch.Size([numel, 1] if i % 2 == 0 else [numel])))
-        for i, (name, numel) in enumerate(NUMELS.items())
+        (name, i, torch.Size([numel, 1] if i % 2 == 0 else [numel])) for i, (name, numel) in enumerate(NUMELS.items())
     ]
-    return [Layout.of(rows[3:]), Layout.of(rows[1:3]), Layout.of(rows[:1])] if several else [Layout.of(rows)]
+    return [method.layout(part) for part in ((rows[3:], rows[1:3], rows[:1]) if several else (rows,))]
 
 
 class Ledger:

@@ -69,7 +69,7 @@ class One:
         self.optimizer.load_state_dict(torch.load(self.optimizer_file(folder), weights_only=True))
 
     def bits(self) -> tuple[str, str]:
-        return workers.digest(workers.flat(self.module)), workers.digest(*workers._tensors(self.wire.state_dict()))
+        return workers.digest(workers.flat(self.module)), workers.digest(*workers.tensors_of(self.wire.state_dict()))
 
 
 def save(group: dist.ProcessGroup, folder: str, **options: Any) -> list[tuple[str, str]]:
@@ -152,7 +152,7 @@ def own_parts(group: dist.ProcessGroup, folder: str) -> tuple[list[str], str]:
     one.steps(3, 4)
     later = one.wire.state_dict()
     assert state.keys() == again.keys() == later.keys()
-    bits = workers.digest(*workers._tensors(state))
+    bits = workers.digest(*workers.tensors_of(state))
     one.wire.detach()
     return [key for key in state if key.startswith("rank ")], bits
 
@@ -170,7 +170,7 @@ def test_every_rank_has_its_own_part_and_plain_torch_can_read_it(cluster: Cluste
         assert set(vectors.get("residual", {})) == (set() if rank == 1 else set(workers.SHAPES))
         common = {key: value for key, value in everything.items() if not key.startswith("rank ")}
         mine = {**common, f"rank {rank}": part}
-        assert rank == 1 or workers.digest(*workers._tensors(mine)) == bits
+        assert rank == 1 or workers.digest(*workers.tensors_of(mine)) == bits
 
 
 def refused(group: dist.ProcessGroup, folder: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import workers
+import workers_ddp
 from cluster import Cluster
 from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import LR, Run, Training, close, flat, noise
@@ -46,7 +47,7 @@ def test_static_graph_and_bucket_views_change_nothing(cluster: Cluster) -> None:
 
 
 def test_no_sync_compresses_only_on_the_synchronising_step_and_equals_one_big_batch(cluster: Cluster) -> None:
-    cluster.run(workers.accumulate, 3)
+    cluster.run(workers_ddp.accumulate, 3)
 
 
 @pytest.mark.parametrize("static_graph", [False, True])
@@ -54,55 +55,55 @@ def test_unused_parameters_keep_their_residual_and_their_grad_as_ddp_leaves_it(
     cluster: Cluster, static_graph: bool
 ) -> None:
     """Unused on one rank: zeros there, as in DDP; on all ranks: .grad stays as it was and nothing is sent."""
-    cluster.run(workers.unused, 3, static_graph)
+    cluster.run(workers_ddp.unused, 3, static_graph)
 
 
 def test_a_parameter_used_only_under_no_sync_is_sent(cluster: Cluster) -> None:
-    cluster.run(workers.used_under_no_sync, 2)
+    cluster.run(workers_ddp.used_under_no_sync, 2)
 
 
 def test_frozen_parameters_stay_and_the_rest_trains(cluster: Cluster) -> None:
-    cluster.run(workers.frozen, 2)
+    cluster.run(workers_ddp.frozen, 2)
 
 
 def test_bf16_and_mixed_dtypes_follow_plain_ddp_at_density_one(cluster: Cluster) -> None:
-    cluster.run(workers.mixed_dtypes, 3)
+    cluster.run(workers_ddp.mixed_dtypes, 3)
 
 
 def test_batchnorm_buffers_and_user_collectives_between_the_steps(cluster: Cluster) -> None:
-    cluster.run(workers.batchnorm_and_user_collectives, 5)
+    cluster.run(workers_ddp.batchnorm_and_user_collectives, 5)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_follows_plain_ddp(cluster: Cluster, reentrant: bool) -> None:
-    cluster.run(workers.checkpointed, 2, reentrant)
+    cluster.run(workers_ddp.checkpointed, 2, reentrant)
 
 
 def test_a_closure_is_a_step_with_the_users_momentum(cluster: Cluster) -> None:
-    cluster.run(workers.closures, 2)
+    cluster.run(workers_ddp.closures, 2)
 
 
 def test_momentum_is_the_users_at_all_times_outside_step(cluster: Cluster) -> None:
     """OneCycleLR cycles it; optimizer.state_dict() too; and the trajectory is plain SGD's at density 1."""
-    cluster.run(workers.cycled_momentum, 2)
+    cluster.run(workers_ddp.cycled_momentum, 2)
 
 
 def test_a_step_that_raises_half_way_does_not_take_momentum_away(cluster: Cluster) -> None:
-    cluster.run(workers.failing_step, 2)
+    cluster.run(workers_ddp.failing_step, 2)
 
 
 def test_errors_in_forward_and_backward_are_followed_by_a_normal_step(cluster: Cluster) -> None:
-    cluster.run(workers.failing_passes, 2)
+    cluster.run(workers_ddp.failing_passes, 2)
 
 
 def test_adam_and_adamw_train_with_every_method_that_leaves_momentum_alone(cluster: Cluster) -> None:
     methods = [thinwire.TernGrad(), thinwire.GradientDropping(density=0.1), thinwire.BlockSign(), thinwire.SignSGD()]
     methods += [thinwire.DGC(density=0.1, momentum_correction=False), thinwire.GTopK(density=0.1)]
-    cluster.run(workers.learns, 3, [(optimizer, method) for method in methods for optimizer in ("adam", "adamw")])
+    cluster.run(workers_ddp.learns, 3, [(optimizer, method) for method in methods for optimizer in ("adam", "adamw")])
 
 
 def test_two_attached_models_in_one_process_do_not_disturb_each_other(cluster: Cluster) -> None:
-    cluster.run(workers.two_models, 3)
+    cluster.run(workers_ddp.two_models, 3)
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -116,7 +117,7 @@ def test_a_model_on_a_subgroup_whose_ranks_are_not_the_worlds(cluster: Cluster, 
 
 
 def test_attached_models_are_freed_with_their_last_reference(cluster: Cluster) -> None:
-    assert cluster.run(workers.left_alive, 2) == [[], []]
+    assert cluster.run(workers_ddp.left_alive, 2) == [[], []]
 
 
 def compiled(group: dist.ProcessGroup) -> None:

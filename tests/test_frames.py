@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
 from thinwire.errors import FrameError
 from thinwire.layout import Hyper, Layout, Turn
@@ -165,13 +166,25 @@ def sparse_sample(values: str, indices: str, text: str, count: int = 3) -> Sampl
     )
 
 
+def trits_of(levels: list[int], ranks: int) -> list[Tensor]:
+    """Packed trits of so many ranks whose sums are these levels."""
+    given_ = torch.tensor(levels, dtype=torch.int64)
+    return [kernels.pack_trits((given_.sign() * (given_.abs() > rank)).to(torch.int8)) for rank in range(ranks)]
+
+
+def read_levels(turn: Turn, frame: Tensor, numel: int, ranks: int, tail: int) -> tuple[Tensor, Tensor]:
+    """The levels: with a scale of N the mean is the sum, exactly."""
+    part = torch.empty(numel)
+    rest = LevelsCodec().decode_mean(turn, frame, ranks, tail, [part], torch.tensor([float(ranks)]), "rank 3")
+    return part, rest
+
+
 def other_samples() -> list[Sample]:
     turn, three, tail = turn_of(11), turn_of(3), torch.tensor(TAIL)
     signs = Signs(torch.tensor(NEGATIVE), torch.tensor([0.25, 1.5]), BLOCKS)
     votes = Signs(torch.tensor(NEGATIVE), torch.zeros(0), BLOCKS)
     trits = Ternary.of(torch.tensor(TRITS, dtype=torch.int8), torch.tensor([0.25]), ((11, 1),))
-    levels, values = torch.tensor(LEVELS, dtype=torch.int32), torch.tensor([1.0, -2.0, 3.0])
-    shared = torch.tensor([0.25])
+    values, shared = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.25])
     nbytes = SignsCodec().nbytes(11, 2, 1) + 4
 
     def is_signs(payload: Signs, tail: Tensor) -> None:
@@ -210,8 +223,8 @@ def other_samples() -> list[Sample]:
         ),
         Sample(
             "levels", bytes.fromhex(GOLDEN_LEVELS), 11,
-            lambda: LevelsCodec().encode(turn, levels, 3, tail, LevelsCodec().nbytes(11, 3, 1)),
-            lambda frame: LevelsCodec().decode(turn, frame, 11, 3, 1, CPU, "rank 3"), is_levels,
+            lambda: LevelsCodec().encode_sums(turn, trits_of(LEVELS, 3), 11, tail, LevelsCodec().nbytes(11, 3, 1)),
+            lambda frame: read_levels(turn, frame, 11, 3, 1), is_levels,
         ),
         Sample(
             "dense", bytes.fromhex(GOLDEN_DENSE), 3,
@@ -341,11 +354,11 @@ def test_dense_frames_equal_the_second_implementation(data: st.DataObject, numel
     width = math.ceil(math.log2(2 * ranks + 1))
     levels = [numbers.randrange(-ranks, ranks + 1) for _ in range(numel)]
     nbytes = LevelsCodec().nbytes(numel, ranks, tail)
-    frame = LevelsCodec().encode(turn, torch.tensor(levels, dtype=torch.int32), ranks, torch.tensor(rest), nbytes)
+    frame = LevelsCodec().encode_sums(turn, trits_of(levels, ranks), numel, torch.tensor(rest), nbytes)
     shifted = [level + ranks for level in levels]
     assert to_bytes(frame) == plain.encode(plain.Frame("levels", parameter=width, levels=shifted, **common))
     assert frame.numel() == nbytes
-    assert LevelsCodec().decode(turn, frame, numel, ranks, tail, CPU, "x")[0].tolist() == levels
+    assert read_levels(turn, frame, numel, ranks, tail)[0].tolist() == levels
 
     values = [float(x) for x in torch.tensor([numbers.uniform(-9, 9) for _ in range(numel)])]
     frame = FloatsCodec().encode(turn, torch.tensor(values), torch.tensor(rest))
@@ -637,7 +650,8 @@ def test_huge_claims_allocate_nothing() -> None:
         TernaryCodec().decode(turn, to_tensor(frame), ((most, 1),), None, 1, CPU, "rank 3")
     with pytest.raises(FrameError, match="are left"):
         frame = changed(BY_NAME["levels"].frame, NUMEL, u32(most))
-        LevelsCodec().decode(turn, to_tensor(frame), most, 3, 1, CPU, "rank 3")
+        parts = [torch.zeros(1).expand(most)]
+        LevelsCodec().decode_mean(turn, to_tensor(frame), 3, 1, parts, torch.ones(1), "rank 3")
     with pytest.raises(FrameError, match="are left"):
         frame = changed(BY_NAME["dense"].frame, NUMEL, u32(most))
         FloatsCodec().decode(turn_of(3), to_tensor(frame), most, 1, CPU, "rank 3")

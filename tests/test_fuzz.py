@@ -14,7 +14,10 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-import fuzz_frames
+from fuzz_judging import Fuzzer
+from fuzz_mutations import checksum
+from fuzz_native import build_native, run_native, why_no_sanitizers
+from fuzz_targets import make_targets
 
 from thinwire.codecs import frame as frame_module
 from thinwire.errors import FrameError
@@ -29,7 +32,7 @@ KINDS = {
 
 
 def test_mutated_frames_are_refused_or_read_right() -> None:
-    report = fuzz_frames.Fuzzer(SEED).run(4000)
+    report = Fuzzer(SEED).run(4000)
     assert report.findings == []
     assert set(report.tallies) == KINDS and report.frames == 4000
     assert all(tally.refused and tally.read for tally in report.tallies.values())
@@ -41,7 +44,7 @@ def test_the_fuzzer_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that lets a bad frame pass, a kernel that reads wrong, another exception, a huge allocation."""
 
     def finding(number: int = 300) -> str:
-        report = fuzz_frames.Fuzzer(SEED).run(number)
+        report = Fuzzer(SEED).run(number)
         return report.findings[0]["what"] if report.findings else ""
 
     with monkeypatch.context() as patch:
@@ -66,16 +69,16 @@ def test_the_fuzzer_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_same_seed_gives_the_same_frames() -> None:
     def frames() -> list[bytes]:
         seen: list[bytes] = []
-        fuzz_frames.Fuzzer(SEED, lambda number, kind, data: seen.append(data)).run(300)
+        Fuzzer(SEED, lambda number, kind, data: seen.append(data)).run(300)
         return seen
 
     assert frames() == frames()
 
 
 def test_the_fuzzers_checksum_is_the_engines() -> None:
-    for target in fuzz_frames.make_targets():
+    for target in make_targets():
         for seed in target.seeds:
-            assert int.from_bytes(seed[32:36], "little") == fuzz_frames.checksum(seed)
+            assert int.from_bytes(seed[32:36], "little") == checksum(seed)
 
 
 def test_memory_that_is_not_aligned_never_reaches_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +89,7 @@ def test_memory_that_is_not_aligned_never_reaches_a_kernel(monkeypatch: pytest.M
         return checksum_around(words, hole)
 
     monkeypatch.setattr(frame_module, "checksum_around", aligned)
-    for target in fuzz_frames.make_targets():
+    for target in make_targets():
         good = np.frombuffer(target.seeds[-1], dtype=np.uint8)
         for shift in range(4):
             memory = np.zeros(good.size + shift, dtype=np.uint8)
@@ -100,14 +103,14 @@ def test_memory_that_is_not_aligned_never_reaches_a_kernel(monkeypatch: pytest.M
 @pytest.fixture(scope="module")
 def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sanitized")
-    if reason := fuzz_frames.why_no_sanitizers(folder):
+    if reason := why_no_sanitizers(folder):
         pytest.skip(reason)
     return folder
 
 
 def test_native_kernels_under_sanitizers(sanitizers: Path) -> None:
-    program = fuzz_frames.build_native(sanitizers)
-    seen = fuzz_frames.run_native(program, 10_000, SEED, seconds=3.0)
+    program = build_native(sanitizers)
+    seen = run_native(program, 10_000, SEED, seconds=3.0)
     assert seen["inputs"] >= 256 and seen["edges"] > 100 and seen["seeds_kept"] > 18
 
 

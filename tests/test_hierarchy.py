@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import workers
+import workers_wire
 from cluster import Cluster
 from workers import LR, Run
 
@@ -99,7 +100,7 @@ def test_auto_reads_local_world_size(monkeypatch: pytest.MonkeyPatch, cluster: C
     assert machine_groups("auto", 6) == ((0, 1), (2, 3), (4, 5))
     assert machine_groups(3, 6) == ((0, 1, 2), (3, 4, 5))
     assert machine_groups(None, 6) is None
-    cluster.run(workers.auto_hierarchy, 4)
+    cluster.run(workers_wire.auto_hierarchy, 4)
 
 
 @pytest.mark.parametrize("value", [

@@ -17,7 +17,7 @@ from cluster import Cluster
 from workers import noise
 
 import thinwire
-from thinwire.layout import Hyper, Layout, Turn
+from thinwire.layout import Hyper, Turn
 from thinwire.transport import ThreadNet, ThreadWorld
 
 PACKAGE = Path(thinwire.__file__).parent
@@ -161,8 +161,7 @@ def contract(net: ThreadNet, name: str, sgd: bool) -> list[torch.Tensor]:
     """Three exchanges of a method's aggregator with default options, and a copy that takes its state over."""
     method: Any = thinwire.METHODS[name]()
     aggregator, other = method.aggregator(net, sgd), method.aggregator(net, sgd)
-    rows = [("a", 0, 2000, torch.Size([40, 50])), ("b", 1, 30, torch.Size([30]))]
-    layout = Layout.of([(n, o, numel, method.is_coded(n, shape)) for n, o, numel, shape in rows])
+    layout = method.layout([("a", 0, torch.Size([40, 50])), ("b", 1, torch.Size([30]))])
     weights = tuple(torch.ones(segment.numel) for segment in layout.segments)
     outputs = []
     for step in range(4):

@@ -124,12 +124,14 @@ def test_rice(home: ModuleType, gaps: list[int], parameter: int) -> None:
     indices = (torch.cumsum(given_ + 1, 0) - 1).tolist()
     assert [as_bytes(low), as_bytes(unary)] == plain.encode_indices("rice", indices, parameter)
     assert home.rice_unary_bits(given_, parameter) == sum((gap >> parameter) + 1 for gap in gaps)
-    assert home.rice_decode(low, unary, len(gaps), parameter).tolist() == gaps
-    with_filling = torch.nn.functional.pad(unary, (0, 3))
-    assert home.rice_decode(low, with_filling, len(gaps), parameter).tolist() == gaps
-    assert home.rice_decode(low, unary, len(gaps) + 1, parameter) is None
-    if gaps:
-        assert home.rice_decode(low, unary, len(gaps) - 1, parameter) is None
+    filled = torch.nn.functional.pad(unary, (0, -unary.numel() % 4))
+    numel = indices[-1] + 1 if gaps else 1
+    streams = [reference.RiceStream(low, filled, len(gaps) + more, parameter) for more in (0, 1, -1)[: 2 + bool(gaps)]]
+    (found, fault), *others = home.rice_indices(streams, numel)
+    assert found.tolist() == indices and fault == 0
+    assert all(fault == reference.RICE_COUNT for _, fault in others)
+    too_long = reference.RiceStream(low, torch.nn.functional.pad(filled, (0, 4)), len(gaps), parameter)
+    assert home.rice_indices([too_long], numel)[0][1] == reference.RICE_REST
 
 
 @every_home
@@ -137,7 +139,9 @@ def test_rice_with_wide_gaps(home: ModuleType) -> None:
     gaps = torch.tensor([0, 2**31 - 1, 2**32 - 2, 0, 2**32 - 2])
     for parameter in (20, 29, 30):
         low, unary = home.rice_encode(gaps, parameter)
-        assert torch.equal(home.rice_decode(low, unary, 5, parameter), gaps)
+        filled = torch.nn.functional.pad(unary, (0, -unary.numel() % 4))
+        ((found, fault),) = home.rice_indices([reference.RiceStream(low, filled, 5, parameter)], 2**40)
+        assert torch.equal(found, torch.cumsum(gaps + 1, 0) - 1) and fault == 0
 
 
 @st.composite

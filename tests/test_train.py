@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import thinwire
+from thinwire import cli
 from thinwire.cli._display import megabytes, times
 from thinwire.cli._job import split_specs
 from thinwire.recipes import RECIPES, Digits
@@ -223,13 +224,13 @@ def test_version_and_info() -> None:
     ],
     ids=lambda value: " ".join(value)[:40] if value and isinstance(value, list) else None,
 )
-def test_mistakes_get_one_sentence(arguments: list[str], words: list[str], tmp_path: Path) -> None:
-    done = command("thinwire", *arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("thinwire: ") and done.stderr.count("\n") == 1 and done.stderr.endswith(".\n")
+def test_mistakes_get_one_sentence(arguments: list[str], words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("thinwire: ") and err.count("\n") == 1 and err.endswith(".\n")
     for word in words:
-        assert word in done.stderr
+        assert word in err
 
 
 def test_a_worker_count_that_contradicts_torchrun_is_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import workers
+import workers_wire
 from cluster import Cluster
 from workers import LR, Run
 
@@ -52,12 +53,12 @@ def test_a_checkpoint_taken_right_after_a_switch_keeps_what_is_pending(cluster: 
 
 
 def test_a_state_that_does_not_fit_raises_and_nothing_is_half_loaded(cluster: Cluster) -> None:
-    cluster.run(workers.wrong_states, 3)
+    cluster.run(workers_wire.wrong_states, 3)
 
 
 def test_counted_bytes_are_the_formats_sizes(cluster: Cluster) -> None:
-    cluster.run(workers.counted_bytes, 3)
-    cluster.run(workers.counted_bytes, 2)
+    cluster.run(workers_wire.counted_bytes, 3)
+    cluster.run(workers_wire.counted_bytes, 2)
 
 
 def test_one_rank_sends_nothing_and_has_no_ratio(cluster: Cluster) -> None:
@@ -72,7 +73,7 @@ def test_one_rank_sends_nothing_and_has_no_ratio(cluster: Cluster) -> None:
 
 
 def test_stats_read_well_and_go_on_over_a_switch_and_after_detach(cluster: Cluster) -> None:
-    cluster.run(workers.readable_stats, 2)
+    cluster.run(workers_wire.readable_stats, 2)
 
 
 @pytest.mark.parametrize("optimizer", ["heavy", "nesterov-decay", "groups", "maximize"])
@@ -87,7 +88,7 @@ def test_attaching_and_detaching_at_density_one_does_not_change_the_trajectory(
 
 
 def test_detach_hands_back_the_mean_velocity_and_returns_the_mean_leftover(cluster: Cluster) -> None:
-    cluster.run(workers.leaves, 3)
+    cluster.run(workers_wire.leaves, 3)
 
 
 PATHS: dict[str, list[Any]] = {
@@ -154,19 +155,19 @@ def test_leaving_a_local_mode_leaves_equal_replicas_that_stay_equal(cluster: Clu
 
 
 def test_a_switch_that_is_refused_changes_nothing(cluster: Cluster) -> None:
-    cluster.run(workers.refused_switches, 2)
+    cluster.run(workers_wire.refused_switches, 2)
 
 
 def test_a_detached_wire_says_so(cluster: Cluster) -> None:
-    cluster.run(workers.after_detach, 2)
+    cluster.run(workers_wire.after_detach, 2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 @pytest.mark.parametrize("n, last, hierarchy", [(5, False, None), (3, True, None), (5, False, [[0, 1], [2, 3, 4]])])
 def test_attaching_again_and_again_costs_no_more_threads(cluster: Cluster, n: int, last: bool, hierarchy: Any) -> None:
     """A Gloo group has threads that poll: a wire that is left must not leave its groups behind."""
-    assert max(cluster.run(workers.attached_again_and_again, n, hierarchy, last=last)) <= 2
+    assert max(cluster.run(workers_wire.attached_again_and_again, n, hierarchy, last=last)) <= 2
 
 
 def test_two_wires_of_one_subgroup_that_come_and_go_have_groups_of_their_own(cluster: Cluster) -> None:
-    cluster.run(workers.crossing_wires, 3, last=True)
+    cluster.run(workers_wire.crossing_wires, 3, last=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from thinwire.codecs.values import VALUE_CODES
 from thinwire.collectives import AllGather, BlockSignServer, GlobalTopK, TernaryServer, VoteServer
 from thinwire.compressors import BlockSigns, Sign, Ternarize, TopK
 from thinwire.exchange import DenseMean, Exchange, NoopMean
+from thinwire.layout import Layout
 from thinwire.local import LOCAL_MODES
 from thinwire.memory import ErrorFeedback, LocalClipping, MomentumCorrection, NoMemory, RescaledError, Velocity
 from thinwire.protocols import Aggregator, Memory
@@ -116,6 +117,10 @@ class Method:
     def is_coded(self, name: str, shape: torch.Size) -> bool:
         """Whether a parameter goes through the compressor; the others travel dense in the same frame."""
         return not any(fnmatchcase(name, pattern) for pattern in getattr(self, "exclude", ()))
+
+    def layout(self, rows: Iterable[tuple[str, int, torch.Size]]) -> Layout:
+        """One exchange's layout of (name, ordinal, shape) rows under this method."""
+        return Layout.of([(name, place, shape.numel(), self.is_coded(name, shape)) for name, place, shape in rows])
 
     @property
     def merges_alike(self) -> bool:

@@ -386,12 +386,9 @@ class Wire(Saver):
     def _layout(self, ordinals: tuple[int, ...]) -> Layout:
         layout = self._layouts.get(ordinals)
         if layout is None:
-            rows = []
-            for ordinal in ordinals:
-                name = self._names[ordinal]
-                shape = self._parameters[name].shape
-                rows.append((name, ordinal, shape.numel(), self.method.is_coded(name, shape)))
-            layout = self._layouts[ordinals] = Layout.of(rows)
+            named = [(self._names[ordinal], ordinal) for ordinal in ordinals]
+            layout = self.method.layout((name, place, self._parameters[name].shape) for name, place in named)
+            self._layouts[ordinals] = layout
         return layout
 
     def _exchange(

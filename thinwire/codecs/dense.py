@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.codecs.frame import HEADER_NBYTES, Header, as_bytes, build, frame_size, header_words, open_frame
 from thinwire.errors import FrameError
-from thinwire.kernels import Runs, encode_ternary_frame, on_gpu, pack_uints, sum_trits, unpack_uints, write_levels
+from thinwire.kernels import Runs, encode_ternary_frame, on_gpu, sum_trits, write_levels
 from thinwire.layout import Turn
 from thinwire.payloads import Signs, SignsOf, Ternary, TernaryDraw
 
@@ -141,12 +141,6 @@ class LevelsCodec:
     def nbytes(self, numel: int, ranks: int, tail: int) -> int:
         return frame_size(4 * tail, -(-numel * level_bits(ranks) // 8))
 
-    def encode(self, turn: Turn, levels: Tensor, ranks: int, tail: Tensor, nbytes: int) -> Tensor:  # levels: (n,) int
-        bits = level_bits(ranks)
-        header = _header(turn, "levels", levels.numel(), 0, tail, parameter=bits)
-        packed = pack_uints(levels.to(torch.int64) + ranks, bits)
-        return build(header, [as_bytes(tail), packed], nbytes, turn.alarm.flag)
-
     def encode_sums(
         self, turn: Turn, frames: Sequence[Tensor], numel: int, tail: Tensor, nbytes: int, out: Tensor | None = None
     ) -> Tensor:
@@ -155,35 +149,19 @@ class LevelsCodec:
         header = _header(turn, "levels", numel, 0, tail, parameter=bits)
         return build(header, [as_bytes(tail), _TritSums(frames, numel, bits)], nbytes, turn.alarm.flag, out)
 
-    def _open(
-        self, turn: Turn, frame: Tensor, numel: int, ranks: int, tail: int, device: torch.device, origin: str
-    ) -> tuple[Tensor, Tensor]:  # -> the packed levels, (tail,) float32
-        header, body = open_frame(frame, turn, "levels", numel, tail, device, origin)
+    def decode_mean(
+        self, turn: Turn, frame: Tensor, ranks: int, tail: int, parts: Sequence[Tensor], scales: Tensor, origin: str
+    ) -> Tensor:  # vectors of float32, one scale each -> (tail,) float32
+        """Write scale * level / N to the parts; return the tail."""
+        numel, bits = sum(part.numel() for part in parts), level_bits(ranks)
+        header, body = open_frame(frame, turn, "levels", numel, tail, scales.device, origin)
         _check_count(origin, header.count, 0)
-        bits = level_bits(ranks)
         if header.parameter != bits:
             raise FrameError(f"bad frame from {origin}: it has {header.parameter} bits a level, expected {bits}")
         tail_values = body.take_floats(tail, "dense tail")
         packed = body.take(-(-numel * bits // 8), "levels")
         body.finish()
-        return packed, tail_values
-
-    def decode(
-        self, turn: Turn, frame: Tensor, numel: int, ranks: int, tail: int, device: torch.device, origin: str
-    ) -> tuple[Tensor, Tensor]:  # -> (numel,) int64, (tail,) float32
-        packed, tail_values = self._open(turn, frame, numel, ranks, tail, device, origin)
-        levels = unpack_uints(packed, numel, level_bits(ranks))
-        if bool((levels > 2 * ranks).any()):
-            raise FrameError(f"bad frame from {origin}: a level is above {2 * ranks}")
-        return levels - ranks, tail_values
-
-    def decode_mean(
-        self, turn: Turn, frame: Tensor, ranks: int, tail: int, parts: Sequence[Tensor], scales: Tensor, origin: str
-    ) -> Tensor:  # vectors of float32, one scale each -> (tail,) float32
-        """Write scale * level / N to the parts; return the tail."""
-        numel = sum(part.numel() for part in parts)
-        packed, tail_values = self._open(turn, frame, numel, ranks, tail, scales.device, origin)
-        if not write_levels(parts, scales, packed, level_bits(ranks), ranks):
+        if not write_levels(parts, scales, packed, bits, ranks):
             raise FrameError(f"bad frame from {origin}: a level is above {2 * ranks}")
         return tail_values
 

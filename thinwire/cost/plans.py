@@ -43,10 +43,7 @@ class Plan:
 def bucket_layouts(method: Method, buckets: Sequence[Rows]) -> list[Layout]:
     """The layouts of a step's exchanges: one a bucket, or one for the whole model where the method wants that."""
     groups = [[row for rows in buckets for row in rows]] if wants_whole_model(method) else list(buckets)
-    return [
-        Layout.of([(name, ordinal, shape.numel(), method.is_coded(name, shape)) for name, ordinal, shape in rows])
-        for rows in groups
-    ]
+    return [method.layout(rows) for rows in groups]
 
 
 def wants_whole_model(method: Method) -> bool:

@@ -29,7 +29,6 @@ from thinwire.kernels.reference import (
     Runs,
     Segments,
     block_expand,
-    block_means,
     coins,
     int8_dequantize,
     int8_quantize,
@@ -308,10 +307,6 @@ def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:
     return _home(gaps).rice_encode(gaps, parameter)
 
 
-def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tensor | None:
-    return _home(low).rice_decode(low, unary, count, parameter)
-
-
 def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
     return _home(streams[0].low).rice_indices(streams, numel) if streams else []
 
@@ -324,7 +319,6 @@ __all__ = [
     "add_mean_of_signs",
     "add_signs",
     "block_expand",
-    "block_means",
     "blockwise_sign",
     "checksum",
     "checksum_around",
@@ -347,7 +341,6 @@ __all__ = [
     "pack_trits",
     "pack_uints",
     "remaining",
-    "rice_decode",
     "rice_encode",
     "rice_indices",
     "rice_unary_bits",

@@ -52,7 +52,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_rice_encode": (None, [_PTR, _I64, _I32, _PTR, _PTR]),
     "tw_rice_indices": (None, [_I64] + [_PTR] * 6 + [_I64, _PTR, _PTR, _I32]),
     "tw_vectors": (ctypes.c_char_p, []),
-    "tw_rice_decode": (_I64, [_PTR, _I64, _PTR, _I64, _I64, _I32, _PTR]),
 }
 
 
@@ -372,14 +371,6 @@ def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:
     unary = torch.zeros(-(-rice_unary_bits(gaps, parameter) // 8), dtype=torch.uint8)
     _lib().tw_rice_encode(gaps.data_ptr(), gaps.numel(), parameter, low.data_ptr(), unary.data_ptr())
     return low, unary
-
-
-def rice_decode(low: Tensor, unary: Tensor, count: int, parameter: int) -> Tensor | None:
-    low, unary, out = low.contiguous(), unary.contiguous(), torch.empty(count, dtype=torch.int64)
-    found = _lib().tw_rice_decode(
-        low.data_ptr(), low.numel(), unary.data_ptr(), unary.numel(), count, parameter, out.data_ptr()
-    )
-    return out if found == count else None
 
 
 def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.layout import Hyper, Layout, Turn, memory_flat
+from thinwire.layout import Hyper, Turn, memory_flat
 from thinwire.methods import Method, TernGrad
 from thinwire.recipes.events import Histogram, Histograms
 from thinwire.transport import Net
@@ -65,11 +65,8 @@ def histograms(
 
 def _terngrad(method: TernGrad, gradients: dict[str, Tensor], step: int, net: Net) -> dict[str, dict[str, Tensor]]:
     """The compressor is pure: the same gradient, step and rank give what the exchange sent."""
-    rows = [
-        (name, place, g.numel(), method.is_coded(name, g.shape)) for place, (name, g) in enumerate(gradients.items())
-    ]
-    layout = Layout.of(rows)
-    turn = Turn(layout, step, (Hyper(),) * len(rows))
+    layout = method.layout((name, place, g.shape) for place, (name, g) in enumerate(gradients.items()))
+    turn = Turn(layout, step, (Hyper(),) * len(gradients))
     x = torch.cat(
         [memory_flat(gradients[segment.name]).to(torch.float32) for segment in layout.coded] or [torch.zeros(0)]
     )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.layout import Layout, Turn, memory_flat
+from thinwire.layout import Turn, memory_flat
 from thinwire.local import average_parameters
 from thinwire.methods import Method
 from thinwire.optimizers import OptimizerView
@@ -42,11 +42,7 @@ class ThreadWire:
         if method.takes_momentum(sgd):
             self.view.check_takeover(method.name)
         self.aggregator = method.aggregator(net, sgd)
-        rows = [
-            (name, ordinal, p.numel(), method.is_coded(name, p.shape))
-            for ordinal, (name, p) in enumerate(self.parameters.items())
-        ]
-        self.layout = Layout.of(rows)
+        self.layout = method.layout((name, place, p.shape) for place, (name, p) in enumerate(self.parameters.items()))
         self._names = [segment.name for segment in self.layout.segments]
         self.steps = 0
         self._flat: dict[str, tuple[Tensor, Tensor]] = {}  # a gradient and its elements in the order of memory

@@ -1,0 +1,189 @@
+"""Bad input, run by the processes of the cluster: each function asserts on every rank."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from workers import DGC, LR, OPTIMIZERS, Dot, Run, Training, digest, flat, pulls, sentence_of
+
+import thinwire
+
+
+def _footprint(model: Any, optimizer: Any) -> tuple[Any, ...]:
+    """Everything that attach may change, as far as it can be counted."""
+    inner = getattr(model, "module", model)
+    return (
+        len(getattr(model, "_comm_hooks", [])),
+        len(model._forward_pre_hooks),
+        sum(len(p._post_accumulate_grad_hooks or ()) for p in inner.parameters()),
+        *(
+            len(getattr(optimizer, f"_optimizer_{name}_hooks", ()))
+            for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post", "load_state_dict_pre")
+        ),
+        len(dist.distributed_c10d._world.pg_names),
+        str(getattr(optimizer, "state_dict", dict)()),
+    )
+
+
+def refused_attaches(group: dist.ProcessGroup) -> None:
+    def fresh(kind: str = "heavy", module: torch.nn.Module | None = None) -> tuple[DDP, torch.optim.Optimizer]:
+        module = module if module is not None else Dot()
+        return DDP(module, process_group=group), OPTIMIZERS[kind](module)
+
+    def check(words: list[str], model: Any, optimizer: Any, method: Any, kind: type = ValueError, **more: Any) -> None:
+        before = _footprint(model, optimizer)
+        text = sentence_of(kind, lambda: thinwire.attach(model, optimizer, method, **more))
+        assert all(word in text for word in words), f"{words} in {text!r}"
+        assert _footprint(model, optimizer) == before, f"{words}: something was changed"
+
+    model, optimizer = fresh()
+    adam = torch.optim.Adam(model.parameters())
+    damped = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, dampening=0.1)
+    check(["DistributedDataParallel", "Dot", "DDP("], model.module, optimizer, DGC)
+    check(["exclude", "'zz*'", "matches no parameter"], model, optimizer, thinwire.DGC(exclude=("a", "zz*")))
+    check(["exclude"], model, optimizer, thinwire.TernGrad(exclude="nothing"))
+    check(["unknown method", "did you mean"], model, optimizer, "dcg")
+    check(["method", "thinwire.DGC()"], model, optimizer, thinwire.DGC)
+    check(["method"], model, optimizer, None)
+    check(["torch optimizer", "dict"], model, {}, DGC)
+    for method in (thinwire.DGC(), thinwire.GTopK(momentum_correction=True), "dropping:momentum_correction=true"):
+        check(["Adam", "SGD", "momentum_correction=False"], model, adam, method)
+    for method in (thinwire.DGC(), thinwire.BlockSign()):
+        check(["dampening"], model, damped, method)
+    for hierarchy in ("far", 3, [[0]], [[0], [1, 1]], [0, 1], True):
+        check(["hierarchy"], model, optimizer, DGC, hierarchy=hierarchy)
+
+    other = torch.optim.SGD(Dot().parameters(), lr=LR)
+    check(["does not own", "5 of", "'a'", "model.parameters()"], model, other, DGC)
+    some = torch.optim.SGD([model.module.a, model.module.c], lr=LR)
+    check(["does not own", "3 of", "'b'"], model, some, DGC)
+    foreign = torch.nn.Parameter(torch.zeros(3))
+    more = torch.optim.SGD([*model.parameters(), foreign], lr=LR, momentum=0.9)
+    check(["1 parameters", "not the model's"], model, more, DGC)
+
+    hooked, its = fresh()
+    hooked.register_comm_hook(None, lambda state, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future())
+    check(["hook", "new"], hooked, its, DGC)
+
+    sparse = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 2))
+    check(["sparse", "'0'", "sparse=False"], *fresh(module=sparse), DGC)
+    bag = torch.nn.ModuleDict({"words": torch.nn.EmbeddingBag(9, 4, sparse=True), "out": torch.nn.Linear(4, 2)})
+    check(["sparse", "'words'"], *fresh(module=bag), DGC)
+
+    wire = thinwire.attach(model, optimizer, DGC)  # after all that, the first model is as good as new
+    check(["attached already", "switch", "detach"], model, optimizer, DGC)
+    check(["attached already"], model, adam, thinwire.Dense())
+    optimizer.zero_grad()
+    model(pulls(dist.get_rank(group), 0)).backward()
+    optimizer.step()
+    assert wire.stats.steps == 1 and wire.stats.frame_bytes > 0
+    wire.detach()
+    thinwire.attach(model, more, thinwire.TernGrad()).detach()  # extra parameters are fine where momentum stays
+
+
+def differing_ranks(group: dist.ProcessGroup) -> dict[str, str]:
+    """The sentence of each case, which all ranks must raise; the model works afterwards."""
+    rank = dist.get_rank(group)
+    texts = {}
+
+    def note(case: str, words: list[str], model: DDP, optimizer: Any, method: Any, **more: Any) -> None:
+        before = _footprint(model, optimizer)
+        texts[case] = sentence_of(ValueError, lambda: thinwire.attach(model, optimizer, method, **more))
+        assert all(word in texts[case] for word in words), f"{case}: {texts[case]}"
+        assert _footprint(model, optimizer) == before
+
+    module = Dot()
+    model, optimizer = DDP(module, process_group=group), OPTIMIZERS["heavy"](module)
+    odd = rank == 1
+    other = thinwire.GTopK() if odd else DGC
+    note("method", ["ranks differ", "method", "rank 1", "GTopK", "DGC"], model, optimizer, other)
+    note("option", ["ranks differ", "0.05", "0.06"], model, optimizer, thinwire.DGC(density=0.06 if odd else 0.05))
+    note("seed", ["seed=1"], model, optimizer, thinwire.TernGrad(seed=int(odd)))
+    note("hierarchy", ["hierarchy"], model, optimizer, DGC, hierarchy=[[0], [1, 2]] if odd else [[0, 1], [2]])
+    note("no hierarchy", ["hierarchy"], model, optimizer, DGC, hierarchy=3 if odd else None)
+    note("one rank, bad option", ["density"] if odd else ["rank 1", "density"], model, optimizer,
+         "dgc:density=7" if odd else "dgc")  # fmt: skip
+    note("one rank, bad hierarchy", ["hierarchy"], model, optimizer, DGC, hierarchy="x" if odd else None)
+    adam = torch.optim.Adam(module.parameters())
+    note("one rank, adam", ["Adam"], model, adam if odd else optimizer, DGC)
+    stranger = torch.optim.SGD(Dot().parameters(), lr=LR)
+    note("one rank, other optimizer", ["does not own"], model, stranger if odd else optimizer, DGC)
+
+    renamed = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2, bias=True))
+    if odd:  # the same sizes for DDP's own check, another name for ours
+        renamed = torch.nn.ModuleDict({"0": renamed[0], "last": renamed[1]})
+    note("model", ["ranks differ", "parameters", "1.weight", "missing", "rank 1"],
+         DDP(renamed, process_group=group), OPTIMIZERS["heavy"](renamed), DGC)  # fmt: skip
+    wire = thinwire.attach(model, optimizer, DGC)
+    optimizer.zero_grad()
+    model(pulls(rank, 0)).backward()
+    optimizer.step()
+    wire.detach()
+    return texts
+
+
+def alone(group: dist.ProcessGroup) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("thinwire").addHandler(handler)
+    try:
+        for method in ("dgc:density=0.1", "gtopk", "terngrad", "blocksign", "dropping:local=sum", "signsgd", "dense"):
+            records.clear()
+            training = Training(group, Run(method, "tiny"))
+            assert [r.levelname for r in records] == ["WARNING"] and "nothing is sent" in records[0].getMessage()
+            for step in range(3):
+                training.step(step)
+            assert training.wire.stats.bytes_sent == 0 and training.wire.stats.ratio is None
+            training.wire.detach()
+    finally:
+        logging.getLogger("thinwire").removeHandler(handler)
+
+
+def steps_after_detach(group: dist.ProcessGroup) -> None:
+    for method in (DGC, thinwire.GTopK(density=0.02)):
+        training = Training(group, Run(method, "heavy"))
+        training.step(0)
+        training.wire.detach()
+        text = sentence_of(thinwire.DetachedError, lambda training=training: training.step(1))
+        assert "attach" in text and "DistributedDataParallel" in text
+        with torch.no_grad():
+            training.loss(1)  # evaluation
+        with training.model.no_sync():
+            training.loss(1).backward()  # nothing to exchange
+        training.model.eval()
+        training.loss(1)
+        training.model.train()
+        sentence_of(thinwire.DetachedError, lambda training=training: training.step(1))
+        for again in (method, thinwire.BlockSign()):
+            training.wire = thinwire.attach(training.model, training.optimizer, again)
+            training.step(1)
+            training.step(2)
+            assert training.wire.stats.steps == 2
+            bits = [None] * dist.get_world_size(group)
+            dist.all_gather_object(bits, digest(flat(training.module)), group=group)
+            assert len(set(bits)) == 1
+            training.wire.detach()
+        training.model.eval()  # as with frozen batch norm: the forward pass cannot know that backward follows
+        try:
+            training.loss(1).backward()
+        except RuntimeError as error:
+            assert "detached" in str(error)
+        else:
+            raise AssertionError("a step after detach went through")
+
+
+def old_and_new_wire(group: dist.ProcessGroup) -> None:
+    training = Training(group, Run(DGC, "heavy"))
+    old = training.wire
+    training.step(0)
+    old.detach()
+    training.happen("attach", thinwire.BlockSign())
+    assert old.detach() == {}
+    training.step(1)
+    assert training.wire.stats.steps == 1 and old.stats.steps == 1
+    training.wire.detach()

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from thinwire.bench.kernels import SIZES, Bench
 from thinwire.bench.wire import wire_rows
 from thinwire.cli import _complaints, bench_cluster
+from thinwire.cli._display import console
 from thinwire.cli._json import checked_json, write_json
 
 app = typer.Typer(no_args_is_help=True, help="Measure kernels, codings and step times on this machine.")
@@ -35,19 +35,20 @@ def kernels(
     checked_json(json_file)
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
-    console = Console()
+    out = console()
     for numel in numels:
         bench = Bench(numel, chosen, repeats)
         table = Table(title=f"{numel:,} elements on {device}, milliseconds", title_justify="left", box=None)
         for heading in ("work", "kernels", "p20", "p50", "p80", "floor", "x floor", "x torch"):
-            table.add_column(heading, justify="left" if heading in ("work", "kernels") else "right", no_wrap=True)
+            left = heading in ("work", "kernels")
+            table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "work")
         for row in bench.rows():
             rows.append(row.as_dict())
             times = [f"{value:.3g}" for value in (row.p20_ms, row.p50_ms, row.p80_ms)]
             optional = [f"{v:.3g}" if v is not None else "" for v in (row.floor_ms, row.x_floor)]
             table.add_row(row.name, row.kernels, *times, *optional, f"{row.x_torch:.1f}x" if row.x_torch else "")
-        console.print(table)
-    console.print(f"{rows[0]['hardware']}, commit {rows[0]['commit']}, {rows[0]['date']}")
+        out.print(table)
+    out.print(f"{rows[0]['hardware']}, commit {rows[0]['commit']}, {rows[0]['date']}")
     write_json(json_file, rows)
 
 
@@ -86,7 +87,7 @@ def wire(
             f"{row.bits:.2f}", f"{row.index_bits:.2f}", f"{row.entropy_bits:.2f}",
             f"{row.checksum_share:.0%}",
         )  # fmt: skip
-    Console().print(table)
+    console().print(table)
     write_json(json_file, [row.as_dict() for row in rows])
 
 

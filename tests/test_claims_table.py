@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 import report_inputs
@@ -14,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import claims_table
 from claimed import CLAIMS, Claim, Row
-from claims import RUNS
+from claims import RUNS, arguments_of
 from kept_runs import keep, write_folder
 
 from thinwire.report import inputs
@@ -41,12 +43,36 @@ def test_a_table_says_what_the_runs_came_to(results: Path) -> None:
     title, _, heads, _, row = claims_table.table(CLAIM, results).strip().split("\n")
     assert title == "### DGC keeps accuracy" and heads.count("|") == row.count("|") == len(claims_table.HEADINGS) + 1
     ours, dense = ([outcome(results, seed, spec)["metric"] for seed in (0, 1)] for spec in (DGC, "dense"))
-    label, paper, mean, beside, by, sent, ratio, command = row.strip("| ").split(" | ")
+    label, paper, mean, beside, by, verdict, sent, ratio, runs = row.strip("| ").split(" | ")
     assert (label, paper) == ("DGC 0.1 %", "like dense")
     assert mean == f"{sum(ours) / 2:.2f} ± {abs(ours[0] - ours[1]) / 2:.2f} % (2)"
     assert beside.startswith(f"{sum(dense) / 2:.2f} ± ") and by == f"{sum(ours) / 2 - sum(dense) / 2:+.2f} points"
-    assert ratio == "290x" and "13.8 kB" in sent
-    assert command == f"`thinwire train --recipe digits --method {DGC} --workers 4 --epochs 40 --seed 0`, seeds 0, 1"
+    assert ratio == "290x" and "13.8 kB" in sent and (verdict, runs) == (claims_table.NOTHING, "`digits-s*`")
+
+
+def test_a_claim_holds_or_it_is_said_that_it_does_not(results: Path) -> None:
+    ours, dense = ([outcome(results, seed, spec)["metric"] for seed in (0, 1)] for spec in (DGC, "dense"))
+    lost = sum(dense) / 2 - sum(ours) / 2
+
+    def verdict(**asked: Any) -> str:
+        row = Row("", "-", "digits-s*::dgc*", **asked)
+        return claims_table.cells(Claim("x", "digits-s*::dense", (row,)), row, results)[5]
+
+    assert verdict(within=lost + 0.01) == "yes"
+    assert verdict(within=lost - 0.01, why="short") == f"does not hold here: at most {lost - 0.01:g} was asked; short"
+    assert verdict(behind=lost - 0.01) == "yes, it is worse"
+    assert verdict(behind=lost + 0.01) == "does not hold here: it is not worse"
+
+
+def test_what_is_kept_was_run_by_the_command_that_the_list_gives_today() -> None:
+    for path in sorted(claims_table.RESULTS.glob("*.json")):
+        config = json.loads(path.read_text())["config"]
+        words = arguments_of(path.stem, Path("data"), Path("out"))
+        given = dict(itertools.pairwise(words))
+        assert config["recipe"] == given["--recipe"] and config["specs"] == [given["--method"]], path.name
+        assert config["workers"] == int(given["--workers"]) and config["seed"] == int(given.get("--seed", 0)), path.name
+        assert config["epochs"] == int(given["--epochs"]), path.name
+        assert ",".join(config.get("settings") or []) == given.get("--set", ""), path.name
 
 
 def test_kept_runs_are_thinned_and_still_make_a_report(results: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from report_inputs import METHODS, write_advice, write_cluster, write_run
 
 from thinwire.cli import run
+from thinwire.report import figures
 from thinwire.report.gather import MAX_POINTS, gather
 from thinwire.report.inputs import Run, read
 from thinwire.report.page import page
@@ -305,3 +306,10 @@ def test_figures_without_matplotlib_say_what_to_install(
     assert run(command) == 2
     assert "pip install 'thinwire[figures]'" in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists() and not (tmp_path / "f").exists()
+
+
+@pytest.mark.parametrize("method", ["dense", "dgc:density=0.006,warmup=388,values=int8,factor_masking=false", "x" * 50])
+def test_long_methods_are_broken_beside_their_bars(method: str) -> None:
+    lines = figures._broken(method).split("\n")
+    assert "".join(lines) == method
+    assert all(len(line) <= figures.LABEL_WIDTH or not re.search("[,:].", line) for line in lines)

@@ -21,6 +21,7 @@ PHASE_COLOURS = {
     "communicate": "#86bfe6",
 }
 SIZE = (4.2, 3.0)  # inches: a column and a half
+LABEL_SIZE, LABEL_WIDTH = 7.5, 20  # of a method beside its bar: points, characters a line
 X_AXES = {"step": "steps", "seconds": "seconds", "bytes": "MB sent by a worker"}
 
 
@@ -109,6 +110,16 @@ def _curves(axes: Any, section: dict[str, Any], value: str, x: str, styles: dict
     _legend(axes)
 
 
+def _broken(method: str) -> str:
+    """A method's string in lines of about LABEL_WIDTH characters, broken behind its commas and its colon."""
+    lines = [""]
+    for piece in re.findall(r"[^,:]+[,:]?", method):
+        if lines[-1] and len(lines[-1]) + len(piece) > LABEL_WIDTH:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
+
+
 def _floats(column: list[float | None], factor: float = 1.0) -> list[float]:
     return [float("nan") if number is None else number * factor for number in column]
 
@@ -123,16 +134,17 @@ def _breakdown(axes: Any, timed: dict[str, dict[str, float]]) -> None:
             name = phase.replace("_", " + ")
             axes.barh(places, widths, left=left, color=PHASE_COLOURS[phase], height=height, label=name)
             left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(timed)), list(timed))
+    axes.set_yticks(range(len(timed)), [_broken(method) for method in timed], fontsize=LABEL_SIZE)
     axes.invert_yaxis()
     axes.set(xlabel="time of a step (ms)")
     _legend(axes)
 
 
 def _ratios(axes: Any, ratios: dict[str, float], styles: dict[str, dict[str, Any]]) -> None:
-    for method, ratio in ratios.items():
-        axes.plot([1, ratio], [method, method], color=styles[method]["color"])
-        axes.plot([ratio], [method], color=styles[method]["color"], marker=styles[method]["marker"])
+    for row, (method, ratio) in enumerate(ratios.items()):
+        axes.plot([1, ratio], [row, row], color=styles[method]["color"])
+        axes.plot([ratio], [row], color=styles[method]["color"], marker=styles[method]["marker"])
+    axes.set_yticks(range(len(ratios)), [_broken(method) for method in ratios], fontsize=LABEL_SIZE)
     axes.invert_yaxis()
     axes.set(xscale="log", xlabel="times fewer bytes")
     axes.xaxis.set_major_formatter(_as_number)

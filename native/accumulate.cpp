@@ -61,6 +61,28 @@ int update_block(const float* __restrict g, const float* __restrict w, float* __
   return hit;
 }
 
+// Writes the places, from `base` on, of the elements of a block that reach the threshold, and returns their number. Few of
+// its elements do: sixteen at a time are looked at with vectors, and only where one of them does, one by one.
+THINWIRE_CLONES
+int64_t list_block(const float* v, int64_t n, float threshold, int64_t base, int64_t* places) {
+  constexpr int64_t kLook = 16;
+  int64_t count = 0, i = 0;
+  for (; i + kLook <= n; i += kLook) {
+    int hit = 0;
+    for (int64_t j = 0; j < kLook; ++j) hit |= !(std::fabs(v[i + j]) < threshold);
+    if (!hit) continue;
+    for (int64_t j = i; j < i + kLook; ++j) {
+      places[count] = base + j;
+      count += !(std::fabs(v[j]) < threshold);
+    }
+  }
+  for (; i < n; ++i) {
+    places[count] = base + i;
+    count += !(std::fabs(v[i]) < threshold);
+  }
+  return count;
+}
+
 }  // namespace
 
 namespace {
@@ -126,8 +148,9 @@ THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, 
                                segment.decay, segment.nesterov, segment.threshold);
         // Beyond the capacity the list is of no use: only the update goes on.
         if (hit && !std::isinf(segment.threshold) && static_cast<int64_t>(list.size()) <= capacity) {
-          for (int64_t j = i; j < i + n; ++j)
-            if (!(std::fabs(vs[j]) < segment.threshold)) list.push_back(segment.start + j);
+          int64_t places[kBlock + 1];  // one is written ahead of what counts
+          int64_t count = list_block(vs + i, n, segment.threshold, segment.start + i, places);
+          list.insert(list.end(), places, places + count);
         }
       }
     }

@@ -35,20 +35,23 @@ int any_at_least(const float* x, int64_t n, uint32_t least) {
   return hit;
 }
 
-int64_t best_of(std::vector<uint64_t>& keys, int64_t k, int64_t* out, float* smallest) {
-  if (k < static_cast<int64_t>(keys.size())) {
-    std::nth_element(keys.begin(), keys.begin() + (k - 1), keys.end());
-    keys.resize(k);
-  }
+// The indices of the k smallest of some keys, which are all different and given by rising index: written rising, too.
+int64_t best_of(const std::vector<uint64_t>& keys, int64_t k, int64_t* out, float* smallest) {
   uint64_t last = 0;
-  for (int64_t i = 0; i < static_cast<int64_t>(keys.size()); ++i) {
-    last = std::max(last, keys[i]);
-    out[i] = static_cast<int64_t>(keys[i] & 0xFFFFFFFFu);
+  if (k < static_cast<int64_t>(keys.size())) {
+    std::vector<uint64_t> order(keys);
+    std::nth_element(order.begin(), order.begin() + (k - 1), order.end());
+    last = order[k - 1];
+  } else {
+    for (uint64_t key : keys) last = std::max(last, key);
+  }
+  int64_t count = 0;
+  for (uint64_t key : keys) {
+    if (key <= last) out[count++] = static_cast<int64_t>(key & 0xFFFFFFFFu);
   }
   uint32_t bits = ~static_cast<uint32_t>(last >> 32);
   std::memcpy(smallest, &bits, 4);
-  std::sort(out, out + keys.size());
-  return static_cast<int64_t>(keys.size());
+  return count;
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import Body
-from thinwire.codecs.indices import decode_indices, encode_indices, excess_entries, index_budget
+from thinwire.codecs.indices import IndexPlan, decode_indices, index_budget
 from thinwire.codecs.values import decode_values, encode_values, saturating_half, value_sections_nbytes
 from thinwire.kernels import cpu, reference
 from thinwire.layout import Layout, Turn
@@ -123,7 +123,8 @@ def test_rice(home: ModuleType, gaps: list[int], parameter: int) -> None:
     low, unary = home.rice_encode(given_, parameter)
     indices = (torch.cumsum(given_ + 1, 0) - 1).tolist()
     assert [as_bytes(low), as_bytes(unary)] == plain.encode_indices("rice", indices, parameter)
-    assert home.rice_unary_bits(given_, parameter) == sum((gap >> parameter) + 1 for gap in gaps)
+    lengths = [sum((gap >> p) + 1 for gap in gaps) for p in range(parameter, parameter + 3)]
+    assert home.rice_unary_bits(given_, range(parameter, parameter + 3)) == lengths
     filled = torch.nn.functional.pad(unary, (0, -unary.numel() % 4))
     numel = indices[-1] + 1 if gaps else 1
     streams = [reference.RiceStream(low, filled, len(gaps) + more, parameter) for more in (0, 1, -1)[: 2 + bool(gaps)]]
@@ -160,7 +161,8 @@ def index_sets(draw: st.DrawFn) -> tuple[list[int], int]:
 def test_index_codings(coding: str, case: tuple[list[int], int]) -> None:
     indices, numel = case
     given_ = torch.tensor(indices, dtype=torch.int64)
-    parameter, sections = encode_indices(coding, given_, numel)
+    plan = IndexPlan(coding, given_, numel)
+    parameter, sections = plan.parameter, plan.sections()
     assert [as_bytes(section) for section in sections] == plain.encode_indices(coding, indices, parameter)
     content = b"".join(as_bytes(section) + bytes(-section.numel() % 4) for section in sections)
     body = Body(tensor_of(content), "x")
@@ -169,7 +171,8 @@ def test_index_codings(coding: str, case: tuple[list[int], int]) -> None:
     # The budget is a function of (numel, k); up to 4096 entries, Rice coding fits whatever they are.
     budget = index_budget(coding, numel, len(indices))
     assert budget == plain.index_budget(coding, numel, len(indices)) and budget % 4 == 0
-    excess = excess_entries(coding, given_, numel, budget)
+    assert len(content) == -(-plan.nbytes // 4) * 4
+    excess = plan.excess(budget)
     assert (excess == 0) == (len(content) <= budget)
     if coding != "delta16" or numel < 8 * 65535:
         assert excess == 0
@@ -193,7 +196,7 @@ def test_fewer_entries_than_room_always_fit(fewer: int) -> None:
             indices = np.unique(generator.integers(0, numel, 4096 - fewer))
             worst = np.arange(4096 - fewer) * (numel // 4096) + numel % 4096
             for chosen in (indices, worst):
-                assert excess_entries("rice", torch.from_numpy(chosen), numel, budget) == 0
+                assert IndexPlan("rice", torch.from_numpy(chosen), numel).excess(budget) == 0
 
 
 # -------------------------------------------------------------------------------------------------------------- values

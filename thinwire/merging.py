@@ -2,7 +2,8 @@
 
 An exchange of its own lets a bucket travel while backward goes on; an exchange together saves the fixed cost of one.
 This is the choice of merged-gradient wait-free backpropagation (Shi, Chu and Li, MG-WFBP, 2019), made once from what
-the first steps took.
+the first steps took, with one thing more: where all cores are busy, only the network's part of an exchange hides behind
+backward. Its computation takes from backward what it needs, and the fixed part of that once an exchange.
 """
 
 from __future__ import annotations
@@ -21,43 +22,79 @@ log = logging.getLogger("thinwire")
 
 _TINY = 64  # bytes: what an all-gather of such frames takes is latency
 _CALLS = 9
-_WORTH = 0.01  # of the time from the first bucket to the last exchange: below this a plan is noise
+_SHORT, _LONG = 1 << 12, 1 << 18  # bytes: between these lies the frame whose all-gather tells the bandwidth
+_LONG_CALLS = 3
+_WORTH = 0.01  # of the time from the first bucket to the last exchange: for less than this no exchange is made
 
 
-def best_groups(ready: Sequence[float], cost: Sequence[float], saving: float) -> tuple[int, ...]:
-    """Return the places of the buckets that end a group, so that the last exchange ends as early as possible.
+def best_groups(ready: Sequence[float], cost: Sequence[float], saving: float, each: float = 0.0) -> tuple[int, ...]:
+    """Return the places of the buckets that end a group: the fewest groups with which the last exchange ends as early
+    as possible, up to a hundredth.
 
     ``ready`` are the times at which the buckets are complete, rising; ``cost`` what each one's own exchange takes;
     joining two exchanges costs ``saving`` less than both. Exchanges run one after the other, a group's begins when its
-    last bucket is ready. Of equally good groupings the one with more groups is taken.
+    last bucket is ready. Every exchange delays backward by ``each``.
     """
-    ends: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ())]  # by number of buckets: time, -groups, places
+    fronts: list[dict[int, tuple[float, tuple[int, ...]]]] = [{0: (0.0, ())}]  # by number of buckets, then of groups
     for stop in range(1, len(ready) + 1):
-        choices = []
+        best: dict[int, tuple[float, tuple[int, ...]]] = {}
         for start in range(stop):
-            time_, groups, places = ends[start]
             took = sum(cost[start:stop]) - saving * (stop - start - 1)
-            choices.append((max(time_, ready[stop - 1]) + took, groups - 1, (*places, stop - 1)))
-        ends.append(min(choices))
-    return ends[-1][2]
+            for groups, (end, places) in fronts[start].items():
+                choice = (max(end, ready[stop - 1]) + took, (*places, stop - 1))
+                best[groups + 1] = min(best.get(groups + 1, choice), choice)
+        # More groups are only kept where they end earlier.
+        front: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for groups in sorted(best):
+            if not front or best[groups][0] < min(end for end, _ in front.values()):
+                front[groups] = best[groups]
+        fronts.append(front)
+    ends = {groups: end + each * groups for groups, (end, _) in fronts[-1].items()}
+    enough = (1 + _WORTH) * min(ends.values())
+    return fronts[-1][min(groups for groups, end in ends.items() if end <= enough)][1]
 
 
-def finish(ready: Sequence[float], cost: Sequence[float], saving: float, places: Sequence[int]) -> float:
+def finish(
+    ready: Sequence[float], cost: Sequence[float], saving: float, places: Sequence[int], each: float = 0.0
+) -> float:
     """When the last exchange ends with this grouping."""
     end, start = 0.0, 0
     for place in places:
         end = max(end, ready[place]) + sum(cost[start : place + 1]) - saving * (place - start)
         start = place + 1
-    return end
+    return end + each * len(places)
 
 
-def fixed_cost(numels: Sequence[int], cost: Sequence[float], latency: float) -> float:
-    """What an exchange takes whatever its size: where a straight line through the costs begins, at least the latency
-    and at most the cheapest exchange."""
+def fixed_cost(numels: Sequence[int], cost: Sequence[float]) -> float:
+    """What an exchange takes whatever its size: where a line through the costs begins, at most the cheapest of them."""
     mean_n, mean_c = statistics.fmean(numels), statistics.fmean(cost)
     spread = sum((n - mean_n) ** 2 for n in numels)
     slope = sum((n - mean_n) * (c - mean_c) for n, c in zip(numels, cost, strict=True)) / spread if spread else 0.0
-    return min(max(latency, mean_c - max(slope, 0.0) * mean_n), min(cost))
+    return min(max(0.0, mean_c - max(slope, 0.0) * mean_n), min(cost))
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one exchange took of its rank, the waiting for others left out."""
+
+    work_s: float  # seconds of computing, as they passed
+    processor_s: float  # and what a processor really did in that time: less, where others had their turns
+    sent: int  # bytes over this rank's link
+
+
+class Meter:
+    """Begins with an exchange; ``spent`` is called by the same thread when it has ended."""
+
+    def __init__(self, net: Net) -> None:
+        self._traffic = net.traffic
+        self._before = self._now()
+
+    def _now(self) -> tuple[float, float, int]:
+        return time.perf_counter() - self._traffic.seconds, time.thread_time(), self._traffic.sent
+
+    def spent(self) -> Spent:
+        work_s, processor_s, sent = (now - then for now, then in zip(self._now(), self._before, strict=True))
+        return Spent(work_s, processor_s, int(sent))
 
 
 @dataclass
@@ -67,7 +104,7 @@ class _Pass:
     ordinals: list[int] = field(default_factory=list)  # of each bucket's first parameter
     numels: list[int] = field(default_factory=list)
     ready: list[float] = field(default_factory=list)
-    cost: list[float] = field(default_factory=list)
+    spent: list[Spent] = field(default_factory=list)
 
 
 class Merger:
@@ -100,11 +137,11 @@ class Merger:
             self.plan, self._timed = None, []
         return is_last or self.plan is None or place in self.plan
 
-    def exchanged(self, seconds: float, is_last: bool, net: Net) -> None:
+    def exchanged(self, spent: Spent, is_last: bool, net: Net) -> None:
         """Note what an exchange took; after the last one of enough equal passes, decide (a collective call)."""
         if self.plan is not None:
             return
-        self._now.cost.append(seconds)
+        self._now.spent.append(spent)
         if not is_last:
             return
         if self._timed and self._timed[-1].ordinals != self._now.ordinals:
@@ -114,35 +151,51 @@ class Merger:
             self._decide(net)
 
     def _decide(self, net: Net) -> None:
-        passes = self._timed[1:]
-        ready = [statistics.median(p.ready[i] - p.ready[0] for p in passes) for i in range(len(passes[0].ordinals))]
-        cost = [statistics.median(p.cost[i] for p in passes) for i in range(len(passes[0].ordinals))]
-        # The slowest rank's buckets; and the cheapest view of an exchange, because the others' contains waiting for it.
-        numbers = torch.tensor([*ready, *(-c for c in cost), _latency(net)], dtype=torch.float64)
-        handed = net.traffic.handed
-        net.all_reduce(numbers, largest=True)
+        passes, handed = self._timed[1:], net.traffic.handed
+        places = range(len(passes[0].ordinals))
+        ready = [statistics.median(p.ready[i] - p.ready[0] for p in passes) for i in places]
+        work = [statistics.median(p.spent[i].work_s for p in passes) for i in places]
+        sent = [float(passes[-1].spent[i].sent) for i in places]
+        ready, work, sent, (crowd,) = _largest(net, ready, work, sent, [crowding(passes)])
+        # Now that all ranks have come here, nothing else is under way: the links are measured as they are.
+        frame = int(min(_LONG, max(_SHORT, sum(sent) / max(1, net.size - 1))))
+        latency = _all_gather_s(net, _TINY, _CALLS)
+        beta = max(0.0, _all_gather_s(net, frame, _LONG_CALLS) - latency) / (frame * max(1, net.size - 1))
+        ((latency, beta),) = _largest(net, [latency, beta])
         net.traffic.handed = handed  # no gradient of a step
-        agreed = numbers.tolist()
-        ready, cost, latency = agreed[: len(ready)], [-c for c in agreed[len(ready) : -1]], agreed[-1]
-        saving = fixed_cost(passes[0].numels, cost, latency)
-        alone = tuple(range(len(ready)))
-        plan = best_groups(ready, cost, saving)
-        before, after = finish(ready, cost, saving, alone), finish(ready, cost, saving, plan)
-        self.plan = plan if before - after > _WORTH * before else alone
+        fixed = fixed_cost(passes[0].numels, work)
+        cost = [latency + beta * nbytes + (1 - crowd) * w for nbytes, w in zip(sent, work, strict=True)]
+        saving, each = latency + (1 - crowd) * fixed, crowd * fixed
+        self.plan = best_groups(ready, cost, saving, each)
         self._planned = passes[0].ordinals
         log.info(
-            "thinwire: %d buckets travel in %d exchanges (latency %.3g ms, fixed cost %.3g ms, expected end %.4g ms "
-            "instead of %.4g ms after the first bucket)",
-            len(ready), len(self.plan), 1e3 * latency, 1e3 * saving, 1e3 * after, 1e3 * before,
+            "thinwire: %d buckets travel in %d exchanges (latency %.3g ms, %.3g Mb/s, fixed work %.3g ms, busy cores "
+            "%.0f %%, expected end %.4g ms after the first bucket, %.4g ms with an exchange a bucket)",
+            len(ready), len(self.plan), 1e3 * latency, 8e-6 / beta if beta else float("inf"), 1e3 * fixed, 100 * crowd,
+            1e3 * finish(ready, cost, saving, self.plan, each), 1e3 * finish(ready, cost, saving, places, each),
         )  # fmt: skip
 
 
-def _latency(net: Net) -> float:
-    """Seconds of an all-gather that carries next to nothing."""
-    handed, frame, seconds = net.traffic.handed, torch.zeros(_TINY, dtype=torch.uint8), []
-    for _ in range(_CALLS):
+def crowding(passes: Sequence[_Pass]) -> float:
+    """How much of an exchange's work delays backward, from 0 (there are idle cores) to 1 (it waited for a processor at
+    least as long as it had one)."""
+    work_s = sum(spent.work_s for one in passes for spent in one.spent)
+    processor_s = sum(spent.processor_s for one in passes for spent in one.spent)
+    return min(1.0, max(0.0, work_s / processor_s - 1.0)) if processor_s > 0 else 0.0
+
+
+def _largest(net: Net, *lists: list[float]) -> list[list[float]]:
+    """The largest of all ranks' numbers, place by place."""
+    numbers = torch.tensor([number for one in lists for number in one], dtype=torch.float64)
+    net.all_reduce(numbers, largest=True)
+    return [part.tolist() for part in numbers.split([len(one) for one in lists])]
+
+
+def _all_gather_s(net: Net, nbytes: int, calls: int) -> float:
+    """Seconds of an all-gather of frames of this length."""
+    frame, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
+    for _ in range(calls):
         start = time.perf_counter()
         net.all_gather(frame)
         seconds.append(time.perf_counter() - start)
-    net.traffic.handed = handed
     return statistics.median(seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from typing import Any
 
@@ -21,7 +20,7 @@ from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, Probe, Turn, shaped_like
 from thinwire.local import average_parameters
 from thinwire.lookout import lookout_of
-from thinwire.merging import Merger
+from thinwire.merging import Merger, Meter
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.pace import SAMPLE_EVERY, Pacer
@@ -365,10 +364,10 @@ class Wire(Saver):
                 if self._gate is not None and not self._gate.passes(list(gradients.values()), self._net):
                     self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
                     return
-                start = time.perf_counter()
+                meter = Meter(self._wire_net)
                 self._exchange(gradients, hypers, step, scale, probe, shadows)
                 if merger is not None:
-                    merger.exchanged(time.perf_counter() - start, is_last, self._wire_net)
+                    merger.exchanged(meter.spent(), is_last, self._wire_net)
             if probe is not None and is_last:
                 self._watch(probe)
 

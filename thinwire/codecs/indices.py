@@ -2,8 +2,8 @@
 
 Every coding has a byte budget that is a function of (numel, k) alone, so that all ranks know every frame's length
 without asking. A budget holds any k indices when k is small; for large k it holds those that a random choice needs,
-with some slack, and indices that are more clustered than that may not all fit: ``excess_entries`` says how many to
-leave out.
+with some slack, and indices that are more clustered than that may not all fit: an ``IndexPlan`` says how many to leave
+out.
 """
 
 from __future__ import annotations
@@ -62,44 +62,47 @@ def index_budget(coding: str, numel: int, k: int) -> int:
     return padded(-(-bound // 8)) + 8  # two sections, each rounded up to four bytes
 
 
-def _delta16_words(indices: Tensor) -> int:
-    return indices.numel() + int((_gaps(indices) // _ESCAPE).sum())
+class IndexPlan:
+    """How a coding writes some rising indices below ``numel``: with which parameter, and in how many bytes."""
 
+    def __init__(self, coding: str, indices: Tensor, numel: int) -> None:  # (k,) int64
+        self.coding, self.indices, self.parameter = coding, indices, 0
+        k = indices.numel()
+        if coding == "int32":
+            self.nbytes = 4 * k
+            return
+        self._gaps = _gaps(indices)  # (k,) int64
+        if coding == "delta16":
+            self.nbytes = 2 * (k + int((self._gaps // _ESCAPE).sum()))
+            return
+        self.nbytes = 0
+        if k:
+            first = max(0, rice_best(numel, k) - 2)
+            unary_bits = rice_unary_bits(self._gaps, range(first, rice_best(numel, k) + 3))
+            sizes = [
+                (padded(-(-k * parameter // 8)) + padded(-(-bits // 8)), parameter)
+                for parameter, bits in enumerate(unary_bits, first)
+            ]
+            self.nbytes, self.parameter = min(sizes)
 
-def _rice_choice(indices: Tensor, numel: int) -> tuple[int, int]:
-    """Return the Rice parameter that makes these indices shortest, and their length in bytes with it."""
-    gaps, k = _gaps(indices), indices.numel()
-    best = rice_best(numel, k)
-    sizes = {
-        parameter: padded(-(-k * parameter // 8)) + padded(-(-rice_unary_bits(gaps, parameter) // 8))
-        for parameter in range(max(0, best - 2), best + 3)
-    }
-    parameter = min(sizes, key=lambda candidate: sizes[candidate])
-    return parameter, sizes[parameter]
+    def excess(self, budget: int) -> int:
+        """How many indices to leave out before trying again; 0 when these fit into so many bytes."""
+        if self.nbytes <= budget:
+            return 0
+        if self.coding == "rice":
+            return -(-(self.nbytes - budget) * 8 // (self.parameter + 1))
+        width = 4 if self.coding == "int32" else 2
+        return self.nbytes // width - budget // width
 
-
-def excess_entries(coding: str, indices: Tensor, numel: int, budget: int) -> int:
-    """Return how many indices to leave out before trying again; 0 when these fit into the budget."""
-    if coding == "int32" or indices.numel() == 0:
-        return max(0, indices.numel() - budget // 4)
-    if coding == "delta16":
-        return max(0, _delta16_words(indices) - budget // 2)
-    parameter, nbytes = _rice_choice(indices, numel)
-    return -(-(nbytes - budget) * 8 // (parameter + 1)) if nbytes > budget else 0
-
-
-def encode_indices(coding: str, indices: Tensor, numel: int) -> tuple[int, list[Tensor]]:
-    """Return the coding's parameter and its sections."""
-    if coding == "int32":
-        return 0, [as_bytes(indices.to(torch.int32))]
-    if coding == "delta16":
-        gaps = _gaps(indices)
-        ends = torch.cumsum(gaps // _ESCAPE + 1, dim=0) - 1  # (k,) place of each index's last word
-        words = torch.full((_delta16_words(indices),), _ESCAPE, dtype=torch.int64, device=indices.device)
-        words[ends] = gaps % _ESCAPE
-        return 0, [as_bytes(words.to(torch.uint16))]
-    parameter = _rice_choice(indices, numel)[0] if indices.numel() else 0
-    return parameter, list(rice_encode(_gaps(indices), parameter))
+    def sections(self) -> list[Tensor]:
+        if self.coding == "int32":
+            return [as_bytes(self.indices.to(torch.int32))]
+        if self.coding == "rice":
+            return list(rice_encode(self._gaps, self.parameter))
+        ends = torch.cumsum(self._gaps // _ESCAPE + 1, dim=0) - 1  # (k,) place of each index's last word
+        words = torch.full((self.nbytes // 2,), _ESCAPE, dtype=torch.int64, device=self.indices.device)
+        words[ends] = self._gaps % _ESCAPE
+        return [as_bytes(words.to(torch.uint16))]
 
 
 def take_rice(count: int, parameter: int, body: Body) -> RiceStream:

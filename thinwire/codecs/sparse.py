@@ -22,17 +22,16 @@ from thinwire.codecs.frame import (
 )
 from thinwire.codecs.indices import (
     INDEX_CODES,
+    IndexPlan,
     check_rice,
     decode_indices,
-    encode_indices,
-    excess_entries,
     index_budget,
     rice_best,
     take_rice,
 )
 from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, value_sections_nbytes
 from thinwire.errors import FrameError
-from thinwire.kernels import RiceStream, encode_rice_frame, on_gpu, rice_indices
+from thinwire.kernels import RiceStream, encode_rice_frame, on_gpu, rice_indices, select_topk
 from thinwire.layout import Turn
 from thinwire.payloads import Sparse
 
@@ -71,17 +70,17 @@ class SparseCodec:
         on_device = self.indices == "rice" and 0 < indices.numel() <= _DEVICE_ENTRIES and on_gpu(values.device)
         if on_device and not within_budget:
             return self._encode_on_device(turn, payload, tail, budget)
-        while excess := excess_entries(self.indices, indices, numel, budget):
-            order = torch.sort(values.abs(), stable=True, descending=True).indices
-            kept = order[: max(0, indices.numel() - excess)].sort().values
+        plan = IndexPlan(self.indices, indices, numel)
+        while excess := plan.excess(budget):
+            kept = select_topk(values, max(0, indices.numel() - excess))
             indices, values = indices[kept], values[kept]
-        parameter, index_sections = encode_indices(self.indices, indices, numel)
+            plan = IndexPlan(self.indices, indices, numel)
         header = Header(
             kind="sparse", numel=numel, count=indices.numel(), tail=tail.numel(), layout=turn.layout.fingerprint,
             step=turn.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
-            parameter=parameter, alarm=turn.alarm.rings,
+            parameter=plan.parameter, alarm=turn.alarm.rings,
         )  # fmt: skip
-        sections = [as_bytes(tail), *encode_values(self.values, values), *index_sections]
+        sections = [as_bytes(tail), *encode_values(self.values, values), *plan.sections()]
         return build(header, sections, self.nbytes(numel, k, tail.numel()), turn.alarm.flag)
 
     def encode_finished(self, turn: Turn, payload: Sparse, tail: Tensor) -> Tensor:  # -> (nbytes,) uint8

@@ -299,8 +299,8 @@ def unpack_uints(packed: Tensor, count: int, bits: int) -> Tensor:
     return _home(packed).unpack_uints(packed, count, bits)
 
 
-def rice_unary_bits(gaps: Tensor, parameter: int) -> int:
-    return _home(gaps).rice_unary_bits(gaps, parameter)
+def rice_unary_bits(gaps: Tensor, parameters: range) -> list[int]:
+    return _home(gaps).rice_unary_bits(gaps, parameters)
 
 
 def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:

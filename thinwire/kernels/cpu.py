@@ -359,16 +359,18 @@ def unpack_uints(packed: Tensor, count: int, bits: int) -> Tensor:
     return out
 
 
-def rice_unary_bits(gaps: Tensor, parameter: int) -> int:
-    gaps, out = _ready(gaps, torch.int64), ctypes.c_int64()
-    _lib().tw_rice_unary_bits(gaps.data_ptr(), gaps.numel(), parameter, 1, ctypes.byref(out))
-    return out.value
+def rice_unary_bits(gaps: Tensor, parameters: range) -> list[int]:
+    gaps, out = _ready(gaps, torch.int64), (_I64 * len(parameters))()
+    assert parameters.step == 1, "the library takes neighbours"
+    _lib().tw_rice_unary_bits(gaps.data_ptr(), gaps.numel(), parameters.start, len(parameters), out)
+    return list(out)
 
 
 def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:
     gaps = _ready(gaps, torch.int64)
     low = torch.zeros(-(-gaps.numel() * parameter // 8), dtype=torch.uint8)
-    unary = torch.zeros(-(-rice_unary_bits(gaps, parameter) // 8), dtype=torch.uint8)
+    (bits,) = rice_unary_bits(gaps, range(parameter, parameter + 1))
+    unary = torch.zeros(-(-bits // 8), dtype=torch.uint8)
     _lib().tw_rice_encode(gaps.data_ptr(), gaps.numel(), parameter, low.data_ptr(), unary.data_ptr())
     return low, unary
 

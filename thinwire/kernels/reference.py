@@ -538,9 +538,9 @@ def unpack_uints(packed: Tensor, count: int, bits: int) -> Tensor:  # uint8 -> (
     return (unpack_bits(packed, count * bits).view(count, bits).to(torch.int64) << places).sum(dim=1)
 
 
-def rice_unary_bits(gaps: Tensor, parameter: int) -> int:  # (k,) int64
-    """Return the length in bits of the unary part: sum of (gap >> parameter) + 1."""
-    return int((gaps >> parameter).sum()) + gaps.numel()
+def rice_unary_bits(gaps: Tensor, parameters: range) -> list[int]:  # (k,) int64
+    """Return the length in bits of the unary part with each of some parameters: sum of (gap >> parameter) + 1."""
+    return [int((gaps >> parameter).sum()) + gaps.numel() for parameter in parameters]
 
 
 def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:  # (k,) int64 -> uint8, uint8
@@ -596,7 +596,8 @@ def _checked_indices(stream: RiceStream, numel: int) -> tuple[Tensor, int]:
     # A huge quotient shifted left may wrap around int64: both ends of the range are checked.
     if stream.count and (int(gaps.min()) < 0 or int(gaps.max()) >= numel):
         return gaps, RICE_GAP
-    if -(-rice_unary_bits(gaps, stream.parameter) // 32) * 4 != stream.unary.numel():
+    (bits,) = rice_unary_bits(gaps, range(stream.parameter, stream.parameter + 1))
+    if -(-bits // 32) * 4 != stream.unary.numel():
         return gaps, RICE_REST
     indices = torch.cumsum(gaps + 1, dim=0) - 1
     return indices, RICE_OUTSIDE if stream.count and int(indices[-1]) >= numel else 0

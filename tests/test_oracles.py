@@ -119,8 +119,8 @@ CASES = [
     ]),
     *make(blocksign, "BlockSign", [
         ("nesterov", NESTEROV, {}),
-        ("nesterov, server", NESTEROV, {"topology": "server"}),
-        ("no momentum", PLAIN, {"block": 7}),
+        ("everything, nesterov, server", NESTEROV, {"topology": "server", "dense_below": 0}),
+        ("no momentum", PLAIN, {"block": 7, "dense_below": 0}),
         ("momentum, server, blocks", DECAY, {"topology": "server", "block": 7}),
         ("one way", NESTEROV_DECAY, {"two_way": False}),
         ("one way, server, blocks", HEAVY, {"two_way": False, "topology": "server", "block": 16}),
@@ -129,6 +129,11 @@ CASES = [
         ("staircase, blocks", replace(HEAVY, schedule="staircase"), {"block": 10}),
     ], [
         ("decreasing, one way", replace(PLAIN, schedule="decreasing"), {"two_way": False}),
+        ("nesterov, server", NESTEROV, {"topology": "server"}),
+        ("exclude", NESTEROV_DECAY, {"exclude": ("out.*",)}),
+        ("small and excluded, server", HEAVY, {"exclude": ("hidden.bias",), "dense_below": 50, "topology": "server"}),
+        ("everything, one way", replace(NESTEROV, schedule="decreasing"), {"two_way": False, "dense_below": 0}),
+        ("everything, adam", Adam(), {"block": 7, "dense_below": 0}),
         ("onecycle", replace(NESTEROV, schedule="onecycle"), {}),
         ("two groups", replace(NESTEROV_DECAY, bias_group=True, schedule="decreasing"), {}),
         ("zero gradients", NESTEROV, {}, DEAD),
@@ -136,8 +141,9 @@ CASES = [
         ("clip", NESTEROV_DECAY, {"clip_norm": 0.5}),
         ("clip, no momentum, server", replace(PLAIN, schedule="decreasing"), {"clip_norm": 0.4, "topology": "server"}),
         ("clip, adam", Adam(), {"clip_norm": 0.5, "block": 16}),
-        ("slices", NESTEROV, {}, WIDE, (), 8),  # the more signs, the sooner rounding decides one: fewer steps
-        ("slices, blocks", replace(NESTEROV, schedule="decreasing"), {"block": 100}, WIDE, (), 8),
+        # The more signs, the sooner rounding decides one: fewer steps.
+        ("slices", NESTEROV, {"dense_below": 0}, WIDE, (), 8),
+        ("slices, blocks", replace(NESTEROV, schedule="decreasing"), {"block": 100, "dense_below": 0}, WIDE, (), 8),
     ]),
     *make(signsgd, "SignSGD", [
         ("plain", SGD(lr=0.01)),

@@ -154,6 +154,11 @@ def _spell(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
+def _check_dense_below(method: Any) -> None:
+    value = method.dense_below
+    _require(_is_count(value, 0), f"{method.name}: dense_below must be a number of elements, not {value!r}")
+
+
 def _dense_by_size(method: Any, name: str, shape: torch.Size) -> bool:
     below: int = method.dense_below
     return below > 0 and (len(shape) <= 1 or shape.numel() < below)
@@ -208,9 +213,7 @@ class DGC(Method):
         _one_of(self, "residual", ("fp32", "bf16"))
         _check_bool(self, "momentum_correction", "factor_masking")
         _check_clip_norm(self)
-        _require(
-            _is_count(self.dense_below, 0), f"dgc: dense_below must be a number of elements, not {self.dense_below!r}"
-        )
+        _check_dense_below(self)
         _check_exclude(self)
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
@@ -250,9 +253,7 @@ class GTopK(Method):
         _one_of(self, "residual", ("fp32", "bf16"))
         _check_bool(self, "momentum_correction")
         _check_clip_norm(self)
-        _require(
-            _is_count(self.dense_below, 0), f"gtopk: dense_below must be a number of elements, not {self.dense_below!r}"
-        )
+        _check_dense_below(self)
         _check_exclude(self)
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
@@ -312,6 +313,8 @@ class BlockSign(Method):
 
     With torch.optim.SGD its momentum, Nesterov and weight decay act in front of the compression (Algorithm 4); any
     other optimizer keeps its own and gets the error-compensated gradient (Algorithm 3).
+    One-dimensional tensors, and with a larger ``dense_below`` all of fewer elements, travel dense; 0 compresses
+    everything, as the paper does. Exclude the output layer too where you can: it gains most (docs/results.md).
     """
 
     name: ClassVar[str] = "blocksign"
@@ -320,6 +323,8 @@ class BlockSign(Method):
     topology: str = "sharded"
     clip_norm: float | None = None
     residual: str = "fp32"
+    dense_below: int = 1
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of(self, "residual", ("fp32", "bf16"))
@@ -328,6 +333,11 @@ class BlockSign(Method):
         _require(ok, f'blocksign: block must be "tensor" or a number of elements of at least 1, not {self.block!r}')
         _check_bool(self, "two_way")
         _one_of(self, "topology", ("sharded", "server"))
+        _check_dense_below(self)
+        _check_exclude(self)
+
+    def is_coded(self, name: str, shape: torch.Size) -> bool:
+        return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         return optimizer_is_sgd

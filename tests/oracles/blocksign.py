@@ -11,7 +11,7 @@ import numpy as np
 from oracles.dgc import clip
 from oracles.optimizers import SGD, Adam
 from oracles.problem import Params, Problem
-from oracles.selection import copy
+from oracles.selection import copy, excluded
 
 WHOLE_BELOW = 4096  # a smaller tensor is served whole, by one rank
 
@@ -41,6 +41,8 @@ def simulate(
     two_way: bool = True,
     topology: str = "sharded",
     clip_norm: float | None = None,
+    dense_below: int = 1,
+    exclude: tuple[str, ...] = (),
     ledger: list[tuple[Params, Params]] | None = None,
 ) -> list[Params]:
     """Parameters after each step. ledger: per step the mean of what entered and all errors kept (Lemma 3)."""
@@ -61,6 +63,8 @@ def simulate(
         for name, w in x.items():
             eta = sgd.lr_at(t, name)
             ratio = sgd.lr_at(t - 1, name) / eta if t > 0 else 0.0  # line 1: eta_{-1} = 0
+            small = dense_below > 0 and (w.ndim <= 1 or w.size < dense_below)
+            is_dense = small or excluded(name, exclude)  # no compression, so no error
             worker_blocks = runs(0, w.size, block)
             server_blocks = worker_blocks
             if topology == "sharded" and w.size >= WHOLE_BELOW:  # slice r is served by rank r
@@ -72,12 +76,12 @@ def simulate(
                 m[i][name] = mu * m[i][name] + d  # line 5
                 q = mu * m[i][name] + d if sgd.nesterov else m[i][name]  # the paper's form is Nesterov's
                 p = q + ratio * e[i][name]  # line 6
-                delta = C(p, worker_blocks)  # line 7
+                delta = p if is_dense else C(p, worker_blocks)  # line 7
                 e[i][name] = p - delta  # line 9
                 pushed += delta
                 entered[name] += q / N
             p_server = pushed / N + ratio * e_server[name]  # line 11
-            delta_server = C(p_server, server_blocks) if two_way else p_server  # line 12
+            delta_server = C(p_server, server_blocks) if two_way and not is_dense else p_server  # line 12
             e_server[name] = p_server - delta_server  # line 13
             answered[name] = delta_server.reshape(w.shape)
             if adam is None:

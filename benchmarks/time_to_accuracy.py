@@ -1,0 +1,70 @@
+"""How long VGG-16 takes to an accuracy on thin links: curves of the claims times step times of the emulated cluster.
+
+    python benchmarks/time_to_accuracy.py [--accuracy 89]
+
+The curves are those of benchmarks/results/claims (accuracy by step, 128 images a worker), the step times those of
+benchmarks/results/cluster.json (4 hosts, 16 images a host): nothing was trained on the links for this table. What a
+warm-up sends beyond the bytes of a later step is added as time on the link. bf16 and PowerSGD were not trained: they
+are given dense's curve, as if they lost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+BITS_PER_S = {"1gbit": 1e9, "100mbit": 1e8}
+# (row, curve, is the curve its own)
+METHODS = (
+    ("dense", "vgg-dense-s0", True),
+    ("dense:dtype=bf16", "vgg-dense-s0", False),
+    ("powersgd-1", "vgg-dense-s0", False),
+    ("dgc:density=0.001,values=fp32,factor_masking=true", "vgg-dgc-s0", True),
+)
+
+
+def curve(name: str) -> dict[str, list[float]]:
+    """The epoch lines of a kept run, by column."""
+    (metrics,) = json.loads((RESULTS / "claims" / f"{name}.json").read_text())["metrics"].values()
+    found: dict[str, list[float]] = metrics["epoch"]
+    return found
+
+
+def seconds_to(accuracy: float, name: str, row: dict[str, Any], warms_up: bool) -> tuple[int, float] | None:
+    """Steps and seconds until a curve first reaches an accuracy, on the link of a row of the cluster."""
+    columns = curve(name)
+    steps, sent = columns["step"], columns["bytes_sent"]
+    place = next((place for place, metric in enumerate(columns["metric"]) if metric >= accuracy), None)
+    if place is None:
+        return None
+    extra_nbytes = 0.0
+    if warms_up and place > 0:
+        last = (sent[-1] - sent[-2]) / (steps[-1] - steps[-2])  # a step's bytes behind the warm-up
+        extra_nbytes = max(0.0, sent[place] - last * steps[place])
+    seconds = steps[place] * row["step_ms_p50"] / 1000 + 8 * extra_nbytes / BITS_PER_S[row["rate"]]
+    return int(steps[place]), seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--accuracy", type=float, default=89.0, help="in percent")
+    parser.add_argument("--cluster", type=Path, default=RESULTS / "cluster.json")
+    options = parser.parse_args()
+    rows = [row for row in json.loads(options.cluster.read_text()) if row["hosts"] == 4]
+    print(f"| to {options.accuracy:g} % | steps | {' | '.join(f'{rate}, minutes' for rate in BITS_PER_S)} |")
+    print("|---|---|" + "---|" * len(BITS_PER_S))
+    for method, name, own in METHODS:
+        cells, steps = [], "-"
+        for rate in BITS_PER_S:
+            row = next((row for row in rows if row["method"] == method and row["rate"] == rate), None)
+            found = None if row is None else seconds_to(options.accuracy, name, row, own and method != "dense")
+            cells.append("not measured" if row is None else "not reached" if found is None else f"{found[1] / 60:.1f}")
+            steps = f"{found[0]:,}" if found is not None else steps
+        print(f"| `{method}`{'' if own else ' (with the curve of dense)'} | {steps} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

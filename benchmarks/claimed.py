@@ -150,6 +150,7 @@ CLAIMS = (
         "r20x8-dense-s*",
         (
             Row("8 workers of 32, 20 epochs: BlockSign", "Fig. 2(c): like SGDM", "r20x8-blocksign-s*", None, LITTLE),
+            Row("one-dimensional tensors and the output layer dense", "-", "r20x8-ours-s*", None, LITTLE),
             Row("Signum", "Fig. 2(c): worse", "r20x8-signum-s*", behind=LITTLE),
             Row("no momentum: BlockSign", "like SGD", "r20x8-still-blocksign-s*", "r20x8-still-dense-s*", LITTLE),
             Row("signSGD", "worse", "r20x8-still-signsgd-s*", "r20x8-still-dense-s*", behind=LITTLE),

@@ -23,9 +23,11 @@ R20X8 = "--recipe cifar10-resnet20 --workers 8 --set precision=bf16"
 VGG = "--recipe cifar10-vgg16 --set precision=bf16"
 R110 = "--recipe cifar10-resnet110 --set precision=bf16"
 WARM = "warmup=388"  # four epochs of 97 steps
-DGC = f"dgc:density=0.001,{WARM}"
+PAPER = "density=0.001,factor_masking=true"  # DGC's own setting, beside values=fp32
+DGC = f"dgc:{PAPER},{WARM},values=fp32"
 OURS_SAME = f"dgc:density=0.0024,{WARM},values=int8,factor_masking=false"
 OURS = f"dgc:density=0.006,{WARM},values=int8,factor_masking=false"
+SIGNS = "blocksign:topology=server,dense_below=0"  # everything, as in the paper
 TERN = "terngrad:exclude=14.*,topology=server"
 PTB = "--recipe ptb-lstm --epochs 12"
 M30K = "--recipe multi30k-transformer --epochs 20"
@@ -44,19 +46,19 @@ RUNS: dict[str, str] = {
     **seeds("r20l-dgc", f"{R20} --epochs 100 --method {DGC}"),
     **seeds("r20l-ours", f"{R20} --epochs 100 --method {OURS}"),
     **seeds("r20l-dense", f"{R20} --epochs 100 --method dense"),
-    "an4-dgc-s0": f"{AN4} --method dgc:density=0.001,warmup=116",
+    "an4-dgc-s0": f"{AN4} --method dgc:{PAPER},warmup=116,values=fp32",
     "an4-dense-s0": f"{AN4} --method dense",
-    "ptb-dgc-s0": f"{PTB} --method dgc:density=0.001,warmup=265",
+    "ptb-dgc-s0": f"{PTB} --method dgc:{PAPER},warmup=265,values=fp32",
     "ptb-ours-s0": f"{PTB} --method dgc:density=0.006,warmup=265,values=int8,factor_masking=false",
     "ptb-gtopk-s0": f"{PTB} --method gtopk:density=0.005,warmup=265,momentum_correction=true",
     "ptb-dense-s0": f"{PTB} --method dense",
     # dist-EF-blockSGDM: 8 workers of 32 images, with and without momentum (Figure 2).
     "r20x8-signum-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method signsgd:topology=server",
-    "r20x8-blocksign-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method blocksign:topology=server",
+    "r20x8-blocksign-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method {SIGNS}",
+    "r20x8-ours-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method blocksign:exclude=14.*,topology=server",
     "r20x8-dense-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method dense",
     "r20x8-still-signsgd-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method signsgd:topology=server",
-    "r20x8-still-blocksign-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20"
-    " --method blocksign:topology=server",
+    "r20x8-still-blocksign-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method {SIGNS}",
     "r20x8-still-dense-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method dense",
     # Local gradients (Tables 1 and 2, Figures 1 to 3).
     "m30k-dropping-s0": f"{M30K} --method dropping:{DROP}",
@@ -66,15 +68,15 @@ RUNS: dict[str, str] = {
     "m30k-partial-never-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=1000000",
     "m30k-dense-s0": f"{M30K} --method dense",
     # Values of 8 and of 4 bits, and what each part of DGC is worth, over 60 epochs.
-    **seeds("r20-int8", f"{R20} --epochs 60 --method {DGC},values=int8"),
-    "r20-unmasked-s0": f"{R20} --epochs 60 --method {DGC},factor_masking=false",
-    "r20-int4-s0": f"{R20} --epochs 60 --method {DGC},values=int4",
-    "ptb-int8-s0": f"{PTB} --method dgc:density=0.001,warmup=265,values=int8",
+    **seeds("r20-int8", f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int8"),
+    "r20-unmasked-s0": f"{R20} --epochs 60 --method dgc:density=0.001,{WARM},values=fp32,factor_masking=false",
+    "r20-int4-s0": f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int4",
+    "ptb-int8-s0": f"{PTB} --method dgc:{PAPER},warmup=265,values=int8",
     **seeds("r20-dense", f"{R20} --epochs 60 --method dense"),
     **seeds("r20-dgc", f"{R20} --epochs 60 --method {DGC}"),
     **seeds("r20-ours", f"{R20} --epochs 60 --method {OURS_SAME}"),
-    "r20-dropping-s0": f"{R20} --epochs 60 --method dgc:density=0.001,momentum_correction=false",
-    "r20-corrected-s0": f"{R20} --epochs 60 --method dgc:density=0.001,factor_masking=false",
+    "r20-dropping-s0": f"{R20} --epochs 60 --method dgc:density=0.001,values=fp32,momentum_correction=false",
+    "r20-corrected-s0": f"{R20} --epochs 60 --method dgc:density=0.001,values=fp32,factor_masking=false",
     # gTop-k: the density, the model with many parameters, more workers (Figures 5, 7 and 12).
     "r20-gtopk-s0": f"{R20} --epochs 60 --method gtopk:density=0.001,{WARM}",
     **{
@@ -107,9 +109,9 @@ RUNS: dict[str, str] = {
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},values=int8",
     "r20-gtopk-corrected-s0": f"{R20} --epochs 60 --method gtopk:density=0.001,{WARM},momentum_correction=true",
     # Fewer images a worker.
-    "r20x8-16-blocksign-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method blocksign:topology=server",
+    "r20x8-16-blocksign-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {SIGNS}",
     "r20x8-16-dense-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method dense",
-    "r20x8-8-blocksign-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 5 --method blocksign:topology=server",
+    "r20x8-8-blocksign-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 5 --method {SIGNS}",
     "r20x8-8-dense-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 5 --method dense",
 }
 

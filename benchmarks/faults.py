@@ -36,7 +36,7 @@ from thinwire.bench.rows import commit, hardware, today
 ROOT = Path(__file__).resolve().parents[1]
 ELASTIC = ROOT / "examples" / "elastic.py"
 METHODS = (
-    "dgc:density=0.05,dense_below=8",
+    "dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true",
     "gtopk:density=0.05",
     "terngrad",
     "blocksign",

@@ -33,14 +33,14 @@ import thinwire
 from thinwire.bench.rows import commit, hardware, today
 
 METHODS = (
-    "dgc:density=0.02,dense_below=8",
+    "dgc:density=0.02,dense_below=8,values=fp32,factor_masking=true",
     "gtopk:density=0.02",
     "terngrad",
     "blocksign",
     "dropping:density=0.02",
     "signsgd",
     "dense",
-    "dgc:density=0.02,values=int8",
+    "dgc:density=0.02,values=int8,factor_masking=true",
     "gtopk:density=0.02,momentum_correction=true",
     "blocksign:block=50,topology=server",
     "dense:dtype=bf16",

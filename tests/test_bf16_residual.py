@@ -16,7 +16,7 @@ from thinwire.memory import ErrorFeedback, MomentumCorrection, NamedState, Resca
 from thinwire.transport import ThreadNet, ThreadWorld
 
 METHODS = [
-    ("heavy", "dgc:density=0.02,residual=bf16"),
+    ("heavy", "dgc:density=0.02,factor_masking=true,values=fp32,residual=bf16"),
     ("plain", "gtopk:density=0.02,residual=bf16"),
     ("nesterov", "blocksign:residual=bf16"),
     ("plain", "dropping:density=0.02,residual=bf16"),
@@ -62,7 +62,7 @@ def test_small_gradients_add_up_beside_a_large_residual() -> None:
 def test_what_was_put_in_is_applied_or_kept_up_to_bf16_rounding(cluster: Cluster, optimizer: str, spec: str) -> None:
     """Constant pulls: parameters plus what is kept are SGD's own, whatever was rounded on the way."""
     steps = 12
-    narrow = Run(spec.replace("dgc:", "dgc:factor_masking=false,"), optimizer, steps)
+    narrow = Run(spec.replace("factor_masking=true", "factor_masking=false"), optimizer, steps)
     wide = Run(str(narrow.method).replace(",residual=bf16", "").replace(":residual=bf16", ""), optimizer, steps)
     errors = []
     for reference, half, whole in cluster.run(workers.train, 3, [Run(None, optimizer, steps), narrow, wide]):

@@ -95,14 +95,22 @@ def check_books(method: Method, N: int, several: bool = False, momentum: float =
 
 
 DGCS = [
-    (thinwire.DGC(density=0.01, dense_below=0), 7, False),
-    (thinwire.DGC(density=0.02, dense_below=0, values="fp16", indices="delta16"), 3, True),
-    (thinwire.DGC(density=0.02, dense_below=50, values="bf16"), 5, True),
+    (thinwire.DGC(density=0.01, dense_below=0, values="fp32", factor_masking=True), 7, False),
+    (thinwire.DGC(density=0.02, dense_below=0, values="fp16", indices="delta16", factor_masking=True), 3, True),
+    (thinwire.DGC(density=0.02, dense_below=50, values="bf16", factor_masking=True), 5, True),
     (thinwire.DGC(density=0.05, dense_below=0, values="int8", factor_masking=False), 2, True),
-    (thinwire.DGC(density=0.05, dense_below=0, values="int4"), 4, False),
-    (thinwire.DGC(density=0.02, dense_below=0, clip_norm=3.0, indices="int32"), 8, False),
-    (thinwire.DGC(density=0.02, selection="sampled", dense_below=0, warmup=20), 16, False),
-    (thinwire.DGC(density=0.02, momentum_correction=False), 1, True),
+    (thinwire.DGC(density=0.05, dense_below=0, values="int4", factor_masking=True), 4, False),
+    (
+        thinwire.DGC(density=0.02, dense_below=0, clip_norm=3.0, indices="int32", values="fp32", factor_masking=True),
+        8,
+        False,
+    ),
+    (
+        thinwire.DGC(density=0.02, selection="sampled", dense_below=0, warmup=20, values="fp32", factor_masking=True),
+        16,
+        False,
+    ),
+    (thinwire.DGC(density=0.02, momentum_correction=False, values="fp32"), 1, True),
 ]
 GTOPKS = [
     (thinwire.GTopK(density=0.01), 16),
@@ -144,7 +152,11 @@ def test_gradient_dropping_loses_nothing(method: Method, N: int) -> None:
     check_books(method, N)
 
 
-@pytest.mark.parametrize("method", [thinwire.DGC(density=0.02, dense_below=0), thinwire.BlockSign()], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [thinwire.DGC(density=0.02, dense_below=0, values="fp32", factor_masking=True), thinwire.BlockSign()],
+    ids=str,
+)
 def test_several_buckets_apply_the_same_bits_as_one(method: Method) -> None:
     assert torch.equal(check_books(method, 3, several=True), check_books(method, 3, several=False))
 

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 
 METHODS = [
-    ("groups", "dgc:density=0.02,warmup=8"),
-    ("heavy", "dgc:density=0.02,residual=bf16"),
+    ("groups", "dgc:density=0.02,warmup=8,values=fp32,factor_masking=true"),
+    ("heavy", "dgc:density=0.02,residual=bf16,values=fp32,factor_masking=true"),
     ("heavy", "gtopk:density=0.01"),
     ("adam", "terngrad:seed=5"),
     ("nesterov", "blocksign"),

@@ -18,7 +18,7 @@ from workers import LR, Run, Training, close, flat, noise
 import thinwire
 
 ONE_A_BUCKET = {"bucket_cap_mb": 1e-5}
-DGC = thinwire.DGC(density=0.05, dense_below=0)
+DGC = thinwire.DGC(density=0.05, dense_below=0, values="fp32", factor_masking=True)
 
 
 def check_same_bits(cluster: Cluster, N: int, runs: list[Run], forms: list[dict]) -> None:
@@ -34,7 +34,12 @@ def check_same_bits(cluster: Cluster, N: int, runs: list[Run], forms: list[dict]
 @pytest.mark.parametrize("N", [2, 5])
 def test_one_bucket_a_parameter_gives_the_same_bits_as_one_bucket(cluster: Cluster, N: int) -> None:
     """Buckets are rebuilt after the first step in both cases."""
-    methods = [DGC, thinwire.DGC(density=0.05), thinwire.GTopK(density=0.02), thinwire.GradientDropping(density=0.02)]
+    methods = [
+        DGC,
+        thinwire.DGC(density=0.05, values="fp32", factor_masking=True),
+        thinwire.GTopK(density=0.02),
+        thinwire.GradientDropping(density=0.02),
+    ]
     methods += [thinwire.TernGrad(), thinwire.BlockSign(), thinwire.SignSGD()]
     check_same_bits(cluster, N, [Run(method, "groups", 5) for method in methods], [ONE_A_BUCKET])
 
@@ -98,7 +103,7 @@ def test_errors_in_forward_and_backward_are_followed_by_a_normal_step(cluster: C
 
 def test_adam_and_adamw_train_with_every_method_that_leaves_momentum_alone(cluster: Cluster) -> None:
     methods = [thinwire.TernGrad(), thinwire.GradientDropping(density=0.1), thinwire.BlockSign(), thinwire.SignSGD()]
-    methods += [thinwire.DGC(density=0.1, momentum_correction=False), thinwire.GTopK(density=0.1)]
+    methods += [thinwire.DGC(density=0.1, momentum_correction=False, values="fp32"), thinwire.GTopK(density=0.1)]
     cluster.run(workers_ddp.learns, 3, [(optimizer, method) for method in methods for optimizer in ("adam", "adamw")])
 
 
@@ -131,7 +136,11 @@ def compiled(group: dist.ProcessGroup) -> None:
         ddp = DDP(inner, process_group=group)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=LR, momentum=0.9)
         model = ddp if form in ("plain", "inside") else torch.compile(ddp, backend="aot_eager")
-        wire = thinwire.attach(model if form.startswith("outside") else ddp, optimizer, "dgc:density=1,dense_below=0")
+        wire = thinwire.attach(
+            model if form.startswith("outside") else ddp,
+            optimizer,
+            "dgc:density=1,dense_below=0,values=fp32,factor_masking=true",
+        )
         for step in range(4):
             optimizer.zero_grad()
             model(noise((4, 6), dist.get_rank(group), step, "x")).square().mean().backward()
@@ -151,7 +160,10 @@ def inductor(group: dist.ProcessGroup) -> float:
     torch.manual_seed(1)
     ddp = DDP(torch.nn.Linear(8, 4), process_group=group)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
-    wire, model = thinwire.attach(ddp, optimizer, "dgc:density=0.2,dense_below=0"), torch.compile(ddp)
+    wire, model = (
+        thinwire.attach(ddp, optimizer, "dgc:density=0.2,dense_below=0,values=fp32,factor_masking=true"),
+        torch.compile(ddp),
+    )
     losses = []
     for _ in range(12):
         optimizer.zero_grad()
@@ -171,8 +183,8 @@ def test_a_model_compiled_with_the_inductor_learns(cluster: Cluster) -> None:
 def frozen_and_unfrozen(group: dist.ProcessGroup) -> None:
     """Frozen on the way, with find_unused_parameters: left alone, its residual waits, and it goes on when unfrozen."""
     for method in (
-        "dgc:density=1.0,dense_below=0",
-        "dgc:density=0.02,dense_below=0",
+        "dgc:density=1.0,dense_below=0,values=fp32,factor_masking=true",
+        "dgc:density=0.02,dense_below=0,values=fp32,factor_masking=true",
         "gtopk:density=0.02",
         "blocksign",
     ):
@@ -199,7 +211,10 @@ def frozen_and_unfrozen(group: dist.ProcessGroup) -> None:
 
 def thawed(group: dist.ProcessGroup) -> None:
     """Frozen when DDP was made: it takes a new DDP and a new attach, and momentum and leftovers come along."""
-    for optimizer, method in (("plain", "dgc:density=0.05,dense_below=0"), ("heavy", workers.EXACT)):
+    for optimizer, method in (
+        ("plain", "dgc:density=0.05,dense_below=0,values=fp32,factor_masking=true"),
+        ("heavy", workers.EXACT),
+    ):
         finals = []
         for wired in (False, True):
             module = workers.Dot()
@@ -232,7 +247,7 @@ def test_parameters_frozen_and_unfrozen_on_the_way(cluster: Cluster) -> None:
 
 
 PAIRED = [
-    "dgc:density=0.02", "dgc:density=0.02,momentum_correction=false,residual=bf16", "gtopk:density=0.02",
+    "dgc:density=0.02", "dgc:density=0.02,momentum_correction=false,residual=bf16,values=fp32", "gtopk:density=0.02",
     "gtopk:density=0.02,momentum_correction=true", "terngrad", "blocksign", "dropping:density=0.02",
     "dropping:density=0.02,local=partial,sync_every=3", "signsgd", "dense", "noop",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ import thinwire
 
 STEPS = 8
 SGDS = ["plain", "heavy", "nesterov", "nesterov-decay", "maximize", "maximize-nesterov", "groups"]
-EXACT: dict[str, Any] = {"density": 1.0, "factor_masking": False}
+EXACT: dict[str, Any] = {"density": 1.0, "factor_masking": False, "values": "fp32"}
 
 
 def some(N: int) -> list[str]:
@@ -54,7 +54,7 @@ def test_gtopk_and_dropping_at_density_one_are_dense_ddp(cluster: Cluster, N: in
         thinwire.GradientDropping(density=1.0),
         thinwire.GTopK(density=1.0, momentum_correction=True, dense_below=50),
         thinwire.GradientDropping(density=1.0, momentum_correction=True),
-        thinwire.DGC(density=1.0, momentum_correction=False),
+        thinwire.DGC(density=1.0, momentum_correction=False, values="fp32"),
     ]
     compare(cluster, N, "net", ["groups"], methods)
     compare(cluster, N, "net", ["adam" if N % 2 else "adamw"], [methods[0], methods[1], methods[4]], atol=2e-4)
@@ -81,6 +81,9 @@ def test_error_feedback_that_rounds_is_dense_ddp_in_the_long_run(cluster: Cluste
 
 def test_masking_at_density_one_takes_all_momentum_away(cluster: Cluster) -> None:
     """The other side of the equality: with masking every velocity is cleared after every step."""
-    runs = [Run(thinwire.DGC(density=1.0, dense_below=0), "heavy", STEPS, "net"), Run(None, "plain", STEPS, "net")]
+    runs = [
+        Run(thinwire.DGC(density=1.0, dense_below=0, values="fp32", factor_masking=True), "heavy", STEPS, "net"),
+        Run(None, "plain", STEPS, "net"),
+    ]
     masked, plain = cluster.run(workers.train, 2, runs)[0]
     torch.testing.assert_close(masked["trajectory"], plain["trajectory"], rtol=1e-5, atol=3e-6)

@@ -98,7 +98,11 @@ def test_a_run_that_diverges_is_warned_of_and_densified_until_it_settles(cluster
 
 def healthy(group: dist.ProcessGroup, guard: str) -> list[list[str]]:
     said = []
-    for method, lr in (("gtopk:density=0.05", 0.1), ("dgc:density=0.02,dense_below=0", 0.05), ("blocksign", 0.05)):
+    for method, lr in (
+        ("gtopk:density=0.05", 0.1),
+        ("dgc:density=0.02,dense_below=0,values=fp32,factor_masking=true", 0.05),
+        ("blocksign", 0.05),
+    ):
         if guard == "warn" or "density" in method:
             said.append(descend(group, method, lr, 120, guard=guard, guard_every=2)["said"])
     return said
@@ -116,7 +120,7 @@ def measured(group: dist.ProcessGroup) -> None:
     for form in ({}, {"bucket_cap_mb": 1e-5}):
         training = Training(group, Run(None, "plain", ddp=form))
         training.wire = thinwire.attach(
-            training.model, training.optimizer, "dgc:density=0.05,dense_below=0,momentum_correction=false",
+            training.model, training.optimizer, "dgc:density=0.05,dense_below=0,momentum_correction=false,values=fp32",
             guard="warn", guard_every=3,
         )  # fmt: skip
         for step in range(5):

@@ -12,7 +12,7 @@ from workers import LR, Run
 import thinwire
 from thinwire.hierarchy import machine_groups
 
-EXACT = thinwire.DGC(density=1.0, factor_masking=False)
+EXACT = thinwire.DGC(density=1.0, factor_masking=False, values="fp32")
 GROUPS = {
     "2+2": (4, [[0, 1], [2, 3]]),
     "2+3": (5, [[0, 1], [2, 3, 4]]),
@@ -66,7 +66,7 @@ def test_momentum_goes_in_and_out_of_a_hierarchy(cluster: Cluster, optimizer: st
 
 
 def test_switching_in_a_hierarchy_loses_and_invents_nothing(cluster: Cluster) -> None:
-    sparse = thinwire.DGC(density=0.02, factor_masking=False)
+    sparse = thinwire.DGC(density=0.02, factor_masking=False, values="fp32")
     paths = [(sparse, EXACT), (sparse, thinwire.Dense()), (thinwire.BlockSign(), EXACT)]
     runs = [Run(None, "heavy", 10)]
     runs += [Run(a, "heavy", 10, events={5: ("switch", b)}, hierarchy=[[0, 1], [2, 3, 4]]) for a, b in paths]
@@ -85,7 +85,9 @@ def test_a_checkpoint_in_a_hierarchy_is_bit_equal(cluster: Cluster) -> None:
 
 
 def test_only_first_ranks_talk_between_machines_and_bytes_inside_are_counted_apart(cluster: Cluster) -> None:
-    results = cluster.run(workers.train, 4, [Run(thinwire.DGC(density=0.02), "heavy", 3, hierarchy=2)])
+    results = cluster.run(
+        workers.train, 4, [Run(thinwire.DGC(density=0.02, values="fp32", factor_masking=True), "heavy", 3, hierarchy=2)]
+    )
     stats = [result["stats"] for (result,) in results]
     assert all(s.bytes_inside > 0 for s in stats)
     for leader, follower in ((0, 1), (2, 3)):

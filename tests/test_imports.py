@@ -36,7 +36,7 @@ LAYERS = [
     {"exchange"},
     {"hierarchy"},
     {"methods", "optimizers", "ddp", "gate", "merging", "replicas", "reshard", "state"},
-    {"checkpoint", "guard", "peers"},
+    {"checkpoint", "guard", "peers", "regroup"},
     {"kept"},
     {"watching"},
     {"saving"},

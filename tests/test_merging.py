@@ -106,7 +106,9 @@ def trained(group: dist.ProcessGroup, spec: str, way: str) -> tuple[torch.Tensor
     return torch.cat([p.detach().flatten() for p in model.parameters()]), plan
 
 
-@pytest.mark.parametrize("spec", ["dgc:density=0.05,dense_below=0", "terngrad", "blocksign"])
+@pytest.mark.parametrize(
+    "spec", ["dgc:density=0.05,dense_below=0,values=fp32,factor_masking=true", "terngrad", "blocksign"]
+)
 def test_merging_changes_no_bit(cluster: Any, spec: str) -> None:
     results = {way: cluster.run(trained, 3, spec, way) for way in ("alone", "all", "measured")}
     for way, ranks in results.items():

@@ -13,7 +13,7 @@ from workers import own_part
 import thinwire
 
 METHODS = [
-    "dgc:density=0.1,dense_below=8",
+    "dgc:density=0.1,dense_below=8,values=fp32,factor_masking=true",
     "gtopk:density=0.1",
     "terngrad",
     "blocksign",

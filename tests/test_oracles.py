@@ -62,9 +62,10 @@ def make(oracle: ModuleType, method: str, rows: list[tuple], extra: list[tuple])
     return cases + crossed
 
 
-ALL = {"density": 0.3, "dense_below": 0}  # k = 16, 3, 14, 2
-EXACT = {"density": 1.0, "dense_below": 0, "factor_masking": False}
-SOME = {"density": 0.1, "dense_below": 50}  # hidden.weight: k = 5; the others travel dense
+PAPER = {"factor_masking": True, "values": "fp32"}
+ALL = {"density": 0.3, "dense_below": 0, **PAPER}  # k = 16, 3, 14, 2
+EXACT = {"density": 1.0, "dense_below": 0, **PAPER, "factor_masking": False}
+SOME = {"density": 0.1, "dense_below": 50, **PAPER}  # hidden.weight: k = 5; the others travel dense
 CLIPPED = {"density": 0.1, "clip_norm": 0.5}
 CASES = [
     *make(dgc, "DGC", [
@@ -74,9 +75,9 @@ CASES = [
         ("weight decay", DECAY, ALL),
         ("no masking", HEAVY, {**ALL, "factor_masking": False}),
         ("some dense", DECAY, SOME),
-        ("exclude", HEAVY, {"density": 0.1, "dense_below": 0, "exclude": ("out.*",)}),
+        ("exclude", HEAVY, {"density": 0.1, "dense_below": 0, "exclude": ("out.*",), **PAPER}),
         ("clip", DECAY, {**ALL, "clip_norm": 0.5}),
-        ("warmup", HEAVY, {"density": 0.05, "dense_below": 0, "warmup": 13}),
+        ("warmup", HEAVY, {"density": 0.05, "dense_below": 0, "warmup": 13, **PAPER}),
         ("no correction", NESTEROV_DECAY, {**ALL, "momentum_correction": False}),
     ], [
         ("nesterov, weight decay, no masking", NESTEROV_DECAY, {**ALL, "factor_masking": False}),

@@ -15,7 +15,7 @@ import thinwire
 
 STEPS = 50
 METHODS = [
-    ("heavy", thinwire.DGC(density=0.01, warmup=20)),
+    ("heavy", thinwire.DGC(density=0.01, warmup=20, values="fp32", factor_masking=True)),
     ("heavy", thinwire.GTopK(density=0.01)),
     ("adam", thinwire.TernGrad(seed=3)),
     ("nesterov", thinwire.BlockSign()),
@@ -24,8 +24,8 @@ METHODS = [
     ("heavy", thinwire.Dense(dtype="bf16")),
 ]
 VARIANTS = [
-    ("groups", thinwire.DGC(density=0.02, selection="sampled", values="int8", dense_below=0)),
-    ("heavy", thinwire.DGC(density=0.02, clip_norm=2.0, values="fp16", indices="delta16")),
+    ("groups", thinwire.DGC(density=0.02, selection="sampled", values="int8", dense_below=0, factor_masking=True)),
+    ("heavy", thinwire.DGC(density=0.02, clip_norm=2.0, values="fp16", indices="delta16", factor_masking=True)),
     ("groups", thinwire.GTopK(density=0.02, momentum_correction=True, values="int8", dense_below=100)),
     ("heavy", thinwire.TernGrad(share_scaler=False, topology="server", exclude=("d",))),
     ("groups", thinwire.BlockSign(block=64, topology="server")),
@@ -82,5 +82,5 @@ def test_noop_sends_nothing_and_every_rank_goes_its_own_way(cluster: Cluster) ->
 
 def test_the_users_generators_are_not_touched(cluster: Cluster) -> None:
     methods: list[Any] = [method for _, method in METHODS]
-    methods += [thinwire.DGC(density=0.02, selection="sampled"), thinwire.SignSGD()]
+    methods += [thinwire.DGC(density=0.02, selection="sampled", values="fp32", factor_masking=True), thinwire.SignSGD()]
     assert cluster.run(workers.generators_untouched, 3, methods) == [[]] * 3

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 
 METHODS = [
-    "dgc:density=0.05,dense_below=8",
+    "dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true",
     "dgc:density=0.05,factor_masking=false,values=int8",
     "gtopk:density=0.05",
     "gtopk:density=0.05,momentum_correction=true",
@@ -93,7 +93,7 @@ def test_the_mean_of_what_was_not_sent_survives_a_change_of_the_group(cluster: A
         _check(saved, cluster.run(resume, new, spec, saved, {}), "local" in spec)
 
 
-@pytest.mark.parametrize("spec", ["dgc:density=0.05,dense_below=8", "blocksign"])
+@pytest.mark.parametrize("spec", ["dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true", "blocksign"])
 def test_the_same_for_machines_with_several_ranks(cluster: Any, spec: str) -> None:
     for old, before, new, after in ((4, 2, 3, None), (3, None, 4, 2), (4, [[0, 1, 2], [3]], 5, [[0, 1], [2, 3, 4]])):
         saved = cluster.run(save, old, spec, {"hierarchy": before})

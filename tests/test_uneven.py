@@ -14,7 +14,7 @@ from workers import Run, Training, close, flat
 
 import thinwire
 
-EXACT = "dgc:density=1.0,factor_masking=false,dense_below=0"
+EXACT = "dgc:density=1.0,factor_masking=false,dense_below=0,values=fp32"
 
 
 def uneven(group: dist.ProcessGroup, optimizer: str, methods: list[Any], form: dict[str, Any]) -> None:
@@ -58,7 +58,12 @@ def test_uneven_inputs_with_other_forms_of_ddp(cluster: Cluster) -> None:
 
 def conserved(group: dist.ProcessGroup) -> None:
     """Constant pulls, plain SGD: parameters plus what is kept are the mean of everything that any rank put in."""
-    for method in ("dgc:density=0.02,dense_below=0", "gtopk:density=0.02", "blocksign", "dropping:density=0.02"):
+    for method in (
+        "dgc:density=0.02,dense_below=0,values=fp32,factor_masking=true",
+        "gtopk:density=0.02",
+        "blocksign",
+        "dropping:density=0.02",
+    ):
         training = Training(group, Run(method, "plain"))
         start = flat(training.module)
         size = dist.get_world_size(group)

@@ -15,10 +15,10 @@ from workers import LR, Run
 
 import thinwire
 
-EXACT = thinwire.DGC(density=1.0, factor_masking=False)
+EXACT = thinwire.DGC(density=1.0, factor_masking=False, values="fp32")
 EVERY_METHOD = [
-    ("groups", thinwire.DGC(density=0.02, warmup=16)),
-    ("heavy", thinwire.DGC(density=0.02, clip_norm=2.0, values="int8", selection="sampled")),
+    ("groups", thinwire.DGC(density=0.02, warmup=16, values="fp32", factor_masking=True)),
+    ("heavy", thinwire.DGC(density=0.02, clip_norm=2.0, values="int8", selection="sampled", factor_masking=True)),
     ("heavy", thinwire.GTopK(density=0.01, warmup=14)),
     ("adam", thinwire.TernGrad(seed=5)),
     ("nesterov", thinwire.BlockSign()),
@@ -93,20 +93,33 @@ def test_detach_hands_back_the_mean_velocity_and_returns_the_mean_leftover(clust
 
 PATHS: dict[str, list[Any]] = {
     "plain": [
-        [thinwire.DGC(density=0.02), EXACT],
-        [thinwire.DGC(density=0.02), thinwire.Dense()],
-        [thinwire.GTopK(density=0.02, values="int8"), thinwire.BlockSign(), thinwire.DGC(density=0.05), EXACT],
+        [thinwire.DGC(density=0.02, values="fp32", factor_masking=True), EXACT],
+        [thinwire.DGC(density=0.02, values="fp32", factor_masking=True), thinwire.Dense()],
+        [
+            thinwire.GTopK(density=0.02, values="int8"),
+            thinwire.BlockSign(),
+            thinwire.DGC(density=0.05, values="fp32", factor_masking=True),
+            EXACT,
+        ],
         [thinwire.BlockSign(topology="server"), thinwire.GradientDropping(density=0.02), thinwire.GTopK(density=1.0)],
     ],
     "heavy": [
-        [thinwire.DGC(density=0.02, factor_masking=False), EXACT],
-        [thinwire.DGC(density=0.02, factor_masking=False), thinwire.Dense()],
+        [thinwire.DGC(density=0.02, factor_masking=False, values="fp32"), EXACT],
+        [thinwire.DGC(density=0.02, factor_masking=False, values="fp32"), thinwire.Dense()],
         [thinwire.BlockSign(), EXACT],
         [thinwire.BlockSign(), thinwire.GTopK(density=0.05, momentum_correction=True), thinwire.GTopK(density=1.0)],
-        [thinwire.Dense(), thinwire.DGC(density=0.02, factor_masking=False), thinwire.BlockSign(block=50), EXACT],
+        [
+            thinwire.Dense(),
+            thinwire.DGC(density=0.02, factor_masking=False, values="fp32"),
+            thinwire.BlockSign(block=50),
+            EXACT,
+        ],
     ],
-    "nesterov": [[thinwire.DGC(density=0.02, factor_masking=False), thinwire.Dense()], [thinwire.BlockSign(), EXACT]],
-    "maximize-plain": [[thinwire.DGC(density=0.02), thinwire.Dense()]],
+    "nesterov": [
+        [thinwire.DGC(density=0.02, factor_masking=False, values="fp32"), thinwire.Dense()],
+        [thinwire.BlockSign(), EXACT],
+    ],
+    "maximize-plain": [[thinwire.DGC(density=0.02, values="fp32", factor_masking=True), thinwire.Dense()]],
 }
 
 

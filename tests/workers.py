@@ -50,8 +50,8 @@ def pulls(rank: int, step: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> 
     return {name: noise(shape, rank, step, name) for name, shape in shapes.items()}
 
 
-DGC = thinwire.DGC(density=0.05, dense_below=0)
-EXACT = thinwire.DGC(density=1.0, factor_masking=False, dense_below=0)
+DGC = thinwire.DGC(density=0.05, dense_below=0, values="fp32", factor_masking=True)
+EXACT = thinwire.DGC(density=1.0, factor_masking=False, dense_below=0, values="fp32")
 DOT_NUMEL = sum(noise(shape, 0, 0, "").numel() for shape in SHAPES.values())
 
 

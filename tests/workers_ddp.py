@@ -196,7 +196,7 @@ def checkpointed(group: dist.ProcessGroup, reentrant: bool) -> None:
 
 def closures(group: dist.ProcessGroup) -> None:
     finals = []
-    for method in (None, EXACT, thinwire.DGC(density=1.0, factor_masking=False, clip_norm=1e9)):
+    for method in (None, EXACT, thinwire.DGC(density=1.0, factor_masking=False, clip_norm=1e9, values="fp32")):
         training = Training(group, Run(method, "nesterov-decay", task="net"))
 
         def closure(training: Training = training) -> Tensor:

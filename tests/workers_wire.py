@@ -42,7 +42,7 @@ def wrong_states(group: dist.ProcessGroup) -> None:
             part[key] = value[0]
         return state
 
-    other = Training(group, Run(thinwire.DGC(density=0.02), "heavy"))
+    other = Training(group, Run(thinwire.DGC(density=0.02, values="fp32", factor_masking=True), "heavy"))
     other.step(0)
     neighbour = [None] * dist.get_world_size(group)
     dist.all_gather_object(neighbour, good, group=group)
@@ -75,7 +75,9 @@ def wrong_states(group: dist.ProcessGroup) -> None:
     assert wire.stats.steps == 4
     # A hierarchy keeps residuals elsewhere: its state is not a flat wire's.
     flat_state = other.wire.state_dict()
-    grouped = Training(group, Run(thinwire.DGC(density=0.02), "heavy", hierarchy=[[0], [1, 2]]))
+    grouped = Training(
+        group, Run(thinwire.DGC(density=0.02, values="fp32", factor_masking=True), "heavy", hierarchy=[[0], [1, 2]])
+    )
     assert "hierarchy" in sentence_of(ValueError, lambda: grouped.wire.load_state_dict(flat_state))
     for wire in (training.wire, other.wire, grouped.wire):
         wire.detach()
@@ -107,9 +109,13 @@ def counted_bytes(group: dist.ProcessGroup) -> None:
     share = -(-whole // N)
     dgc = SparseCodec("int8", "delta16").nbytes(5400, k(0.01, 1200, 4200), 66)
     expected: dict[Any, int] = {
-        thinwire.DGC(density=0.01): SparseCodec().nbytes(5400, k(0.01, 1200, 4200), 66),
-        thinwire.DGC(density=0.01, values="int8", indices="delta16"): dgc,
-        thinwire.DGC(density=0.01, dense_below=0): SparseCodec().nbytes(whole, k(0.01, *numels.values()), 0),
+        thinwire.DGC(density=0.01, values="fp32", factor_masking=True): SparseCodec().nbytes(
+            5400, k(0.01, 1200, 4200), 66
+        ),
+        thinwire.DGC(density=0.01, values="int8", indices="delta16", factor_masking=True): dgc,
+        thinwire.DGC(density=0.01, dense_below=0, values="fp32", factor_masking=True): SparseCodec().nbytes(
+            whole, k(0.01, *numels.values()), 0
+        ),
         thinwire.GradientDropping(density=0.01): SparseCodec().nbytes(whole, 55, 0),
         thinwire.BlockSign(): sharded(
             lambda parts: signs.nbytes(sum(parts), len(parts), 0), lambda parts: signs.nbytes(sum(parts), len(parts), 0)
@@ -144,7 +150,7 @@ def counted_bytes(group: dist.ProcessGroup) -> None:
 
 
 def readable_stats(group: dist.ProcessGroup) -> None:
-    training = Training(group, Run(thinwire.DGC(density=0.02), "heavy"))
+    training = Training(group, Run(thinwire.DGC(density=0.02, values="fp32", factor_masking=True), "heavy"))
     empty = training.wire.stats
     assert empty.ratio is None and empty.steps == 0 and empty.residual_norm == 0 and "0 steps" in str(empty)
     for step in range(4):
@@ -169,7 +175,9 @@ def readable_stats(group: dist.ProcessGroup) -> None:
 
 def leaves(group: dist.ProcessGroup) -> None:
     N = dist.get_world_size(group)
-    training = Training(group, Run(thinwire.DGC(density=0.02, dense_below=0), "heavy"))
+    training = Training(
+        group, Run(thinwire.DGC(density=0.02, dense_below=0, values="fp32", factor_masking=True), "heavy")
+    )
     for step in range(3):
         training.step(step)
     saved = own_part(training.wire.state_dict())["aggregator"]["memory"]
@@ -225,7 +233,9 @@ def after_detach(group: dist.ProcessGroup) -> None:
 def auto_hierarchy(group: dist.ProcessGroup) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = "2"
     try:
-        training = Training(group, Run(thinwire.DGC(density=0.02), "heavy", hierarchy="auto"))
+        training = Training(
+            group, Run(thinwire.DGC(density=0.02, values="fp32", factor_masking=True), "heavy", hierarchy="auto")
+        )
         training.step(0)
         assert training.wire.stats.world_size == 2
         assert training.wire.state_dict()["hierarchy"] == ((0, 1), (2, 3))

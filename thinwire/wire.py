@@ -25,6 +25,7 @@ from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.pace import SAMPLE_EVERY, Pacer
 from thinwire.protocols import Aggregator, Clock
+from thinwire.regroup import Regrouper
 from thinwire.saving import Saver
 from thinwire.stats import Stats
 from thinwire.transport import TorchNet
@@ -72,7 +73,7 @@ class Wire(Saver):
             if watched is not None:
                 watched.lookout = self._lookout
         self._aggregator = self._build(method)
-        self._merger = self._make_merger()
+        self._merger, self._regrouper = self._make_merger(), self._make_regrouper()
         self._worker = Worker(net.compute_device)
         self._router: Router = router_of(model)
         self._router.target = self._on_bucket
@@ -170,7 +171,7 @@ class Wire(Saver):
         self._spent.compressing += old.clock.compressing
         self.method, self._layouts = chosen, {}
         self._aggregator = self._build(chosen)
-        self._merger = self._make_merger()
+        self._merger, self._regrouper = self._make_merger(), self._make_regrouper()
         if self._guard is not None:
             self._guard.restart()
         self._install()
@@ -260,6 +261,12 @@ class Wire(Saver):
         fixed = self._gate is not None or self._may_have_unused or net.size == 1
         return Merger() if alike and on_host and not fixed else None
 
+    def _make_regrouper(self) -> Regrouper | None:
+        """What keeps exchanges the same whatever DDP's buckets are; None where they are, or do not matter."""
+        if self.method.merges_alike or self._aggregator.whole_model or self._gate is not None:
+            return None
+        return Regrouper([parameter.numel() for parameter in self._parameters.values()])
+
     def _install(self) -> None:
         sgd = self._view.is_sgd
         self._view.take_over(momentum=self.method.takes_momentum(sgd), weight_decay=self.method.takes_weight_decay(sgd))
@@ -307,6 +314,21 @@ class Wire(Saver):
 
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""
+        if self._regrouper is not None:
+            for pieces in self._regrouper.arrived(bucket, [self._ordinals[id(p)] for p in bucket.parameters]):
+                self._submit(pieces, self._step)
+        else:
+            self._gather(bucket)
+        if bucket.is_last:
+            self._step += 1
+            self._passes += 1
+            # With NCCL the host does not wait inside a collective, so it has nothing to compare.
+            waits = self._net.device.type == "cpu" and self.method.name != "noop"
+            if waits and self._passes % SAMPLE_EVERY == 0:
+                self._worker.submit([], self._compare_pace)
+
+    def _gather(self, bucket: Bucket) -> None:
+        """Hold whole buckets back until their exchange begins: at once, with the merger's group, or with the last."""
         if self._waiting and any(p is bucket.parameters[0] for b in self._waiting for p in b.parameters):
             self._waiting = []  # an earlier backward pass was broken off
         self._waiting.append(bucket)
@@ -319,13 +341,6 @@ class Wire(Saver):
         if begins:
             buckets, self._waiting = self._waiting, []
             self._submit(buckets, self._step)
-        if bucket.is_last:
-            self._step += 1
-            self._passes += 1
-            # With NCCL the host does not wait inside a collective, so it has nothing to compare.
-            waits = self._net.device.type == "cpu" and self.method.name != "noop"
-            if waits and self._passes % SAMPLE_EVERY == 0:
-                self._worker.submit([], self._compare_pace)
 
     def _compare_pace(self, buckets: list[Bucket]) -> None:
         nets = {id(net): net for net in (self._net, self._local_net, self._wire_net) if net is not None}

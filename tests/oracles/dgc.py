@@ -29,8 +29,10 @@ def simulate(
     warmup: int | None = None,
     dense_below: int = 0,
     exclude: tuple[str, ...] = (),
+    values: str = "fp32",
 ) -> list[Params]:
     """Parameters after each step; all workers hold the same ones."""
+    assert values == "fp32", "nothing is rounded here"
     w = problem.initial()
     u = [{name: np.zeros_like(x) for name, x in w.items()} for _ in range(N)]  # Alg. 3 line 1
     v = [{name: np.zeros_like(x) for name, x in w.items()} for _ in range(N)]

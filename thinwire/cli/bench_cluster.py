@@ -88,12 +88,13 @@ def _show(rows: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, show_edge=False)
     for heading in ("method", "p20", "p50", "p80", "pred.", "off", "samp/s", "noop", "kB", "cpu", "fw+bw", "code",
                     "wire", "wait"):  # fmt: skip
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+        first_column = heading == "method"
+        table.add_column(heading, justify="left" if first_column else "right", no_wrap=not first_column)
     for row in rows:
         predicted, p50 = row["predicted_ms"], row["step_ms_p50"]
         parts = [row["breakdown_ms"][k] for k in ("forward_backward", "compress", "communicate", "wait")]
         table.add_row(
-            row["method"], f"{row['step_ms_p20']:,.0f}", f"{p50:,.0f}", f"{row['step_ms_p80']:,.0f}",
+            row["method"].replace(",", ", "), f"{row['step_ms_p20']:,.0f}", f"{p50:,.0f}", f"{row['step_ms_p80']:,.0f}",
             f"{predicted:,.0f}" if predicted else "", f"{100 * (predicted / p50 - 1):+.0f}%" if predicted else "",
             f"{row['samples_per_s']:.1f}", f"{row['share_of_noop']:.2f}", f"{row['bytes_per_step'] / 1e3:,.0f}",
             f"{row['processor_ms']:,.0f}", *("" if part is None else f"{part:,.0f}" for part in parts),

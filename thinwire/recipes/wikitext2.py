@@ -38,7 +38,7 @@ class Wikitext2Transformer(LanguageRecipe):
     clip_norm: float = 1.0
     settings = ("batch_size", "lr", "clip_norm")
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.3}
-    default_method = "dgc:density=0.01,momentum_correction=false,warmup=508"  # two epochs
+    default_method = "dgc:density=0.01,momentum_correction=false,warmup=508,values=fp32"  # two epochs
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         super().__init__(data, device)

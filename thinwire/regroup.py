@@ -1,0 +1,105 @@
+"""The same exchanges whatever DDP's buckets are, for methods whose result depends on what travels together.
+
+int8 and int4 values share a scale with their neighbours in the frame (``Method.merges_alike``). DDP cuts its buckets
+anew after the first step of every process, so a resumed run would round one step's values with other neighbours than
+the run that was not interrupted. Here the cut depends on the model alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinwire.ddp import Bucket
+
+FIRST_NBYTES, LATER_NBYTES = 1 << 20, 25 << 20  # DDP's own sizes: with them its buckets and these groups mostly agree
+
+
+def fixed_groups(numels: Sequence[int]) -> list[tuple[int, ...]]:
+    """Cut the parameters, the last one first, as backward mostly finishes them; a group ends when it is full.
+
+    ``numels`` are sizes by ordinal; the groups hold ordinals.
+    """
+    groups: list[tuple[int, ...]] = []
+    group: list[int] = []
+    nbytes = 0
+    for ordinal in reversed(range(len(numels))):
+        group.append(ordinal)
+        nbytes += 4 * numels[ordinal]
+        if nbytes >= (LATER_NBYTES if groups else FIRST_NBYTES):
+            groups.append(tuple(group))
+            group, nbytes = [], 0
+    return [*groups, tuple(group)] if group else groups
+
+
+@dataclass(kw_only=True)
+class Piece(Bucket):
+    """The parameters of a bucket that belong to one group; the last piece that is exchanged completes the bucket."""
+
+    whole: Bucket
+    finishes: bool
+
+    def complete(self, error: Exception | None = None) -> None:
+        if self.finishes or error is not None:
+            self.whole.complete(error)
+
+
+class Regrouper:
+    """Takes DDP's buckets as they come and gives groups out, each as soon as its last parameter is there.
+
+    DDP hands over its buckets in one order on all ranks, so groups begin in one order as well.
+    """
+
+    def __init__(self, numels: Sequence[int]) -> None:
+        self._groups = fixed_groups(numels)
+        self._group_of = {ordinal: place for place, group in enumerate(self._groups) for ordinal in group}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._seen: set[int] = set()  # ordinals of this pass
+        self._parts: list[list[tuple[Bucket, list[int]]]] = [[] for _ in self._groups]  # buckets, places in them
+        self._missing = [len(group) for group in self._groups]
+        self._open: dict[int, int] = {}  # by id of a bucket: groups that still need it
+        self._left = len(self._groups)
+
+    def arrived(self, bucket: Bucket, ordinals: Sequence[int]) -> list[list[Bucket]]:
+        """Take a bucket of parameters with these ordinals; return the groups that can be exchanged now, in pieces."""
+        if not self._seen.isdisjoint(ordinals):  # an earlier backward pass was broken off
+            self._begin()
+        self._seen.update(ordinals)
+        touched: dict[int, list[int]] = {}
+        for place, ordinal in enumerate(ordinals):
+            touched.setdefault(self._group_of[ordinal], []).append(place)
+        self._open[id(bucket)] = len(touched)
+        complete = []
+        for group, places in sorted(touched.items()):
+            self._parts[group].append((bucket, places))
+            self._missing[group] -= len(places)
+            if not self._missing[group]:
+                complete.append(self._pieces(group))
+        if bucket.is_last:
+            assert not self._left, "DDP's last bucket came, and a parameter has been in none"
+            self._begin()
+        return complete
+
+    def _pieces(self, group: int) -> list[Bucket]:
+        self._left -= 1
+        pieces: list[Bucket] = []
+        for bucket, places in self._parts[group]:
+            self._open[id(bucket)] -= 1
+            pieces.append(
+                Piece(
+                    parameters=[bucket.parameters[place] for place in places],
+                    gradients=[bucket.gradients[place] for place in places],
+                    buffer=bucket.buffer,
+                    future=bucket.future,
+                    is_last=bucket.is_last and not self._left,
+                    ready=bucket.ready,
+                    handed_s=bucket.handed_s,
+                    in_backward=bucket.in_backward,
+                    whole=bucket,
+                    finishes=not self._open[id(bucket)],
+                )
+            )
+        self._parts[group] = []
+        return pieces

@@ -73,14 +73,22 @@ def test_allocations_are_seen() -> None:
 needs_native = pytest.mark.skipif(cpu.library() is None, reason=f"no native library here: {cpu.why_not()}")
 
 
+PAPERS = ["dgc:density=0.001,values=fp32,factor_masking=true", "dgc:density=0.001", "gtopk:density=0.001"]
+
+
 @needs_native
-@pytest.mark.parametrize(
-    "spec", ["dgc", "gtopk", "dropping:density=0.001", "terngrad", "blocksign", "blocksign:block=4096"]
-)
+@pytest.mark.parametrize("spec", [*PAPERS, "dropping:density=0.001", "terngrad", "blocksign", "blocksign:block=4096"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_step_needs_a_tenth_of_the_gradient_at_most(cluster: Any, spec: str, ranks: int) -> None:
     for peak, _largest, kept in cluster.run(step_memory, ranks, spec):
         assert peak + kept < 0.1 * 4 * NUMEL, (peak, kept)
+
+
+@needs_native
+@pytest.mark.parametrize(("spec", "share"), [("dgc", 0.25), ("gtopk", 0.5)])
+def test_the_defaults_need_what_the_documentation_says(cluster: Any, spec: str, share: float) -> None:
+    for peak, _largest, kept in cluster.run(step_memory, 4, spec):
+        assert peak + kept < share * 4 * NUMEL, (peak, kept)
 
 
 @needs_native

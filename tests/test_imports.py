@@ -144,7 +144,7 @@ def test_methods_are_frozen_named_and_read_back_from_their_own_string(name: str)
 
 
 @pytest.mark.parametrize("text", [
-    "dgc:density=0.25,selection=sampled,momentum_correction=false,clip_norm=2.5,warmup=7,values=int8,indices=delta16",
+    "dgc:density=0.25,selection=sampled,momentum_correction=false,clip_norm=2.5,warmup=7,values=fp16,indices=delta16",
     "dgc:dense_below=0,exclude=a.*+b.?", "gtopk:density=0.5,momentum_correction=true,dense_below=9,exclude=x",
     "terngrad:clip_sigma=none,share_scaler=false,topology=server,seed=4", "terngrad:clip_sigma=1.5,scaler=model",
     "blocksign:block=64,two_way=false,topology=server", "dropping:density=0.1,local=sum,sync_every=3,warmup=2",

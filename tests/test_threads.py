@@ -19,7 +19,14 @@ from thinwire.recipes.loop import Plan
 from thinwire.recipes.threads import ThreadTraining
 from thinwire.transport import ThreadNet, ThreadWorld
 
-SPECS = ("gtopk:density=0.01", "dense", "terngrad", "blocksign", "dropping:density=0.05,local=partial,sync_every=20")
+SPECS = (
+    "gtopk:density=0.01",
+    "dense",
+    "dgc:density=0.02",
+    "terngrad",
+    "blocksign",
+    "dropping:density=0.05,local=partial,sync_every=20",
+)
 
 
 def trained(folder: Path, *more: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

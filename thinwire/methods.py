@@ -142,9 +142,15 @@ class Method:
         raise AssertionError("every method assembles its own parts")
 
     def __str__(self) -> str:
-        given = [
-            f"{f.name}={_spell(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default
-        ]
+        return self._string([f.name for f in fields(self) if getattr(self, f.name) != f.default])
+
+    @property
+    def in_full(self) -> str:
+        """The string with every option, which means the same whatever the defaults are by then."""
+        return self._string([f.name for f in fields(self)])
+
+    def _string(self, options: list[str]) -> str:
+        given = [f"{option}={_spell(getattr(self, option))}" for option in options]
         return self.name + (":" + ",".join(given) if given else "")
 
 
@@ -233,7 +239,12 @@ class DGC(Method):
         compressor = TopK(self.density, warmup, sampled=self.selection == "sampled")
         # Clipping needs the norm of the whole gradient, so it waits for the last bucket.
         whole = self.clip_norm is not None
-        return Exchange(memory, compressor, AllGather(SparseCodec(self.values, self.indices)), net, whole_model=whole)
+        return Exchange(memory, compressor, AllGather(self.codec), net, whole_model=whole)
+
+    @property
+    def codec(self) -> SparseCodec:
+        # Where buckets may share an exchange, entries must not wait because of what they share it with.
+        return SparseCodec(self.values, self.indices, holds_any=self.merges_alike)
 
 
 @dataclass(frozen=True, kw_only=True)

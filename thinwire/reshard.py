@@ -71,16 +71,20 @@ def _cut_servers(
     """Put the servers' errors together, parameter by parameter, and cut out what the new rank serves."""
     whole = {name: torch.zeros(numel) for name, numel in numels.items()}
     rates: dict[str, float] = {}
+    was_served: set[str] = set()
     for state in states:
         served = state["aggregator"].get("collective") or {}
         rates.update(served.get("rates", {}))
+        starts = served.get("starts", {})
         for name, error in served.get("residual", {}).items():
-            start = served["starts"][name]
-            whole[name][start : start + error.numel()] = error.cpu()
-    residual, starts = {}, {}
+            if name in starts:  # else nothing was served yet
+                whole[name][starts[name] : starts[name] + error.numel()] = error.cpu()
+                was_served.add(name)
+    residual, first = {}, {}
     for name, (start, stop) in served_by(numels, rank, size, topology).items():
-        residual[name], starts[name] = whole[name][start:stop].clone(), start
-    return {"residual": residual, "rates": {n: r for n, r in rates.items() if n in residual}, "starts": starts}
+        if name in was_served:
+            residual[name], first[name] = whole[name][start:stop].clone(), start
+    return {"residual": residual, "rates": {n: r for n, r in rates.items() if n in residual}, "starts": first}
 
 
 def served_by(numels: Mapping[str, int], rank: int, size: int, topology: str) -> dict[str, tuple[int, int]]:

@@ -31,7 +31,7 @@ class Saver(Watcher):
     def _plain_state(self) -> dict[str, Any]:
         return {
             "format": STATE_FORMAT,
-            "method": str(self.method),
+            "method": self.method.in_full,
             "parameters": tuple((name, p.numel()) for name, p in self._parameters.items()),
             **self._place,
             "step": self._step,
@@ -48,9 +48,10 @@ class Saver(Watcher):
         serves = not follows and getattr(self.method, "two_way", False)
         topology, net = getattr(self.method, "topology", "sharded"), self._wire_net
         served = served_by(numels, net.rank, net.size, topology) if serves else {}
+        coded = {name for name, p in self._parameters.items() if self.method.is_coded(name, p.shape)}
         return Shape(
             {} if follows else numels,
-            {name: stop - start for name, (start, stop) in served.items()},
+            {name: stop - start for name, (start, stop) in served.items() if name in coded},
             self.method.state_dtype,
             self._net.compute_device,
         )

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 COMMON = (
     "format", "method", "parameters", "world_size", "hierarchy", "step", "optimizer_steps", "density_factor",
 )  # fmt: skip

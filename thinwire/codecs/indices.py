@@ -47,16 +47,17 @@ def rice_best(numel: int, k: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def index_budget(coding: str, numel: int, k: int) -> int:
-    """Return the bytes that a frame reserves for k indices below ``numel``."""
+def index_budget(coding: str, numel: int, k: int, holds_any: bool = False) -> int:
+    """Return the bytes that a frame reserves for k indices below ``numel``: enough for most, or for any."""
     if k == 0:
         return 0
     if coding == "int32":
         return 4 * k
     if coding == "delta16":
-        return padded(2 * (k + min(numel // _ESCAPE, 8 + k // 256)))
+        escapes = numel // _ESCAPE if holds_any else min(numel // _ESCAPE, 8 + k // 256)
+        return padded(2 * (k + escapes))
     bound = _rice_bound_bits(numel, k, rice_best(numel, k))
-    if k > _EXACT_BUDGET_K:
+    if k > _EXACT_BUDGET_K and not holds_any:
         expected = min(_rice_expected_bits(numel, k, parameter) for parameter in range(31))
         bound = min(bound, math.ceil(1.005 * expected))
     return padded(-(-bound // 8)) + 8  # two sections, each rounded up to four bytes

@@ -46,14 +46,22 @@ def _could_be_frame(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class SparseCodec:
-    """Encodes at most k entries of a vector of n, and t dense elements behind them."""
+    """Encodes at most k entries of a vector of n, and t dense elements behind them.
+
+    With ``holds_any`` a frame has room for any k entries, half a bit an entry more with Rice coding: nothing is ever
+    left out, so what shares a frame changes nothing.
+    """
 
     values: str = "fp32"
     indices: str = "rice"
+    holds_any: bool = False
+
+    def _budget(self, numel: int, k: int) -> int:
+        return index_budget(self.indices, numel, k, self.holds_any)
 
     def nbytes(self, numel: int, k: int, tail: int) -> int:
         """Return the length of every frame of such an exchange, full or not."""
-        return frame_size(4 * tail, *value_sections_nbytes(self.values, k), index_budget(self.indices, numel, k))
+        return frame_size(4 * tail, *value_sections_nbytes(self.values, k), self._budget(numel, k))
 
     def encode(
         self, turn: Turn, payload: Sparse, tail: Tensor, within_budget: bool = False
@@ -66,7 +74,7 @@ class SparseCodec:
         """
         indices, values, numel, k = payload.indices, payload.values, payload.numel, payload.capacity
         assert indices.numel() <= k, "a payload of more entries than its capacity"
-        budget = index_budget(self.indices, numel, k)
+        budget = self._budget(numel, k)
         on_device = self.indices == "rice" and 0 < indices.numel() <= _DEVICE_ENTRIES and on_gpu(values.device)
         if on_device and not within_budget:
             return self._encode_on_device(turn, payload, tail, budget)

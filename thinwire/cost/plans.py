@@ -97,8 +97,7 @@ def _share(count: int, servers: int) -> int:
 
 def _dgc(method: DGC, layout: Layout, hosts: int) -> Plan:
     entries = sum(entries_kept(method.density, segment.numel) for segment in layout.coded)
-    codec = SparseCodec(method.values, method.indices)
-    return _all_gather(codec.nbytes(layout.coded_numel, entries, layout.tail_numel), hosts)
+    return _all_gather(method.codec.nbytes(layout.coded_numel, entries, layout.tail_numel), hosts)
 
 
 def _dropping(method: GradientDropping, layout: Layout, hosts: int) -> Plan:

@@ -23,6 +23,7 @@ from thinwire.recipes.base import Batch, Recipe, samples_in
 from thinwire.recipes.events import Report
 from thinwire.recipes.joint import JointStep
 from thinwire.recipes.loop import Plan, Training
+from thinwire.regroup import fixed_groups
 from thinwire.stats import Stats
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -30,7 +31,8 @@ from thinwire.transport import ThreadNet, ThreadWorld
 class ThreadWire:
     """What ``thinwire.attach`` is to a DDP model, to a bare module of a rank that is a thread.
 
-    The whole gradient is one exchange, as if DDP had made a single bucket; ``exchange`` is called after backward.
+    The whole gradient is one exchange, as if DDP had made a single bucket, unless the method's result depends on what
+    travels together: then the groups are those of ``attach``. ``exchange`` is called after backward.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, method: Method, net: ThreadNet) -> None:
@@ -42,8 +44,12 @@ class ThreadWire:
         if method.takes_momentum(sgd):
             self.view.check_takeover(method.name)
         self.aggregator = method.aggregator(net, sgd)
-        self.layout = method.layout((name, place, p.shape) for place, (name, p) in enumerate(self.parameters.items()))
-        self._names = [segment.name for segment in self.layout.segments]
+        rows = [(name, place, p.shape) for place, (name, p) in enumerate(self.parameters.items())]
+        groups: list[tuple[int, ...]] = [tuple(range(len(rows)))]
+        if not method.merges_alike and not self.aggregator.whole_model:
+            groups = fixed_groups([p.numel() for p in self.parameters.values()])
+        self.layouts = [method.layout(rows[ordinal] for ordinal in sorted(group)) for group in groups]
+        self.numel = sum(layout.numel for layout in self.layouts)
         self.steps = 0
         self._flat: dict[str, tuple[Tensor, Tensor]] = {}  # a gradient and its elements in the order of memory
         self.view.take_over(momentum=method.takes_momentum(sgd), weight_decay=method.takes_weight_decay(sgd))
@@ -52,9 +58,11 @@ class ThreadWire:
     @torch.no_grad()
     def exchange(self) -> None:
         """Replace every .grad by the mean over the ranks, as the method makes it."""
-        weights = tuple(self.parameters[name] for name in self._names)
-        turn = Turn(self.layout, self.steps, tuple(self.view.hypers(weights)), weights)
-        self.aggregator.reduce(turn, [self._part(name, self.parameters[name].grad) for name in self._names])
+        for layout in self.layouts:
+            names = [segment.name for segment in layout.segments]
+            weights = tuple(self.parameters[name] for name in names)
+            turn = Turn(layout, self.steps, tuple(self.view.hypers(weights)), weights)
+            self.aggregator.reduce(turn, [self._part(name, self.parameters[name].grad) for name in names])
         self.steps += 1
 
     def _part(self, name: str, grad: Tensor | None) -> Tensor:  # any shape -> (numel,)
@@ -78,7 +86,7 @@ class ThreadWire:
             steps=self.steps,
             world_size=self.net.size,
             frame_bytes=traffic.handed,
-            dense_bytes=4 * self.layout.numel * self.steps,
+            dense_bytes=4 * self.numel * self.steps,
             bytes_sent=traffic.sent,
             bytes_received=traffic.received,
             bytes_inside=0,

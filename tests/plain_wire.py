@@ -195,15 +195,15 @@ def encode_indices(coding: str, indices: list[int], parameter: int) -> list[byte
     return [low, bits_to_bytes([bit for gap in gaps for bit in [0] * (gap >> parameter) + [1]])]
 
 
-def index_budget(coding: str, numel: int, k: int) -> int:
+def index_budget(coding: str, numel: int, k: int, holds_any: bool = False) -> int:
     if k == 0:
         return 0
     if coding == "int32":
         return 4 * k
     if coding == "delta16":
-        return padded(2 * (k + min(numel // 65535, 8 + k // 256)))
+        return padded(2 * (k + (numel // 65535 if holds_any else min(numel // 65535, 8 + k // 256))))
     bits = min(k * (p + 1) + ((numel - k) >> p) for p in range(31))
-    if k > 4096:
+    if k > 4096 and not holds_any:
         shares = [(1 - k / numel) ** 2**p for p in range(31)]
         bits = min(bits, math.ceil(1.005 * min(k * (p + 1 + q / (1 - q)) for p, q in enumerate(shares))))
     return padded(-(-bits // 8)) + 8

@@ -183,7 +183,8 @@ def test_index_codings(coding: str, case: tuple[list[int], int]) -> None:
 def test_index_budgets_of_the_document(coding: str, numel: int) -> None:
     for k in {0, 1, 2, 255, 256, 4095, 4096, 4097, 25_557, numel // 1000, numel // 4, numel // 2, numel - 1, numel}:
         if 0 <= k <= numel:
-            assert index_budget(coding, numel, k) == plain.index_budget(coding, numel, k)
+            for any_ in (False, True):
+                assert index_budget(coding, numel, k, any_) == plain.index_budget(coding, numel, k, any_)
 
 
 @pytest.mark.parametrize("fewer", [0, 1, 100, 4000])

@@ -276,3 +276,21 @@ def test_ratio_of_dgc_at_a_thousandth() -> None:
         assert 4 * MILLION / counters.handed > 680
     for counters in traffic(DGC(density=0.001, values="int8", factor_masking=True), layout_of([MILLION]), 2):
         assert 4 * MILLION / counters.handed > 1400
+
+
+@pytest.mark.parametrize("indices", ["rice", "delta16"])
+def test_frames_that_may_be_merged_leave_nothing_out(indices: str) -> None:
+    """More than 4096 entries, half of them side by side and the rest far apart: a usual frame has no room for them."""
+    numel = 2_000_000
+    k, near = 6_000, torch.arange(3_000)
+    far = 3_000 + torch.arange(1, 3_001) * ((numel - 3_001) // 3_000)
+    payload = Sparse(torch.cat([near, far]), torch.linspace(1.0, 2.0, k), numel, k)
+    layout = Layout.of([("w", 0, numel, True)])
+    turn = Turn(layout, 0, (Hyper(),))
+    usual, roomy = SparseCodec("fp32", indices), DGC(indices=indices, values="fp32").codec
+    for codec, left_out in ((usual, indices == "rice"), (roomy, False)):
+        frame = codec.encode_finished(turn, payload, torch.zeros(0))
+        assert frame.numel() == codec.nbytes(numel, k, 0)
+        kept, _ = codec.decode(turn, frame, numel, k, 0, CPU, "here")
+        assert (kept.indices.numel() < k) == left_out
+    assert not DGC(values="int8").codec.holds_any  # whose groups depend on the model alone

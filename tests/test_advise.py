@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,12 @@ def test_predictions_go_to_1024_hosts_and_say_where_the_choice_changes() -> None
     assert found.host_counts == [4, 8, 16, 32, 64, 128, 256, 512, 1024]
     assert len(found.predictions) == 9 * len(SPECS)
     assert found.step_s("dgc", 1024) > found.step_s("gtopk", 1024)  # linear against logarithmic traffic
-    assert any("hosts on: gtopk" in note for note in found.notes) or found.recommended == "gtopk"
+    (note,) = [note for note in found.notes if "hosts on:" in note]
+    match = re.fullmatch(r"from (\d+) hosts on: (\w+)\.", note)
+    assert match is not None and found.recommended == "dgc"
+    count, other = int(match[1]), match[2]
+    assert all(found.step_s(other, n) < found.step_s("dgc", n) for n in found.host_counts if n >= count)
+    assert all(found.step_s(other, n) > found.step_s("dgc", n) for n in found.host_counts if n < count)
 
 
 def test_methods_that_cannot_be_told_apart_give_the_gentler_one() -> None:

@@ -117,7 +117,7 @@ def counted_bytes(group: dist.ProcessGroup) -> None:
             whole, k(0.01, *numels.values()), 0
         ),
         thinwire.GradientDropping(density=0.01): SparseCodec().nbytes(whole, 55, 0),
-        thinwire.BlockSign(): sharded(
+        thinwire.BlockSign(dense_below=0): sharded(
             lambda parts: signs.nbytes(sum(parts), len(parts), 0), lambda parts: signs.nbytes(sum(parts), len(parts), 0)
         ),
         thinwire.SignSGD(): sharded(lambda parts: signs.nbytes(sum(parts), 0, 0), lambda p: signs.nbytes(sum(p), 0, 0)),

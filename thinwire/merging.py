@@ -12,7 +12,7 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -151,7 +151,7 @@ class Merger:
             self._decide(net)
 
     def _decide(self, net: Net) -> None:
-        passes, handed, seconds = self._timed[1:], net.traffic.handed, net.traffic.seconds
+        passes, counted = self._timed[1:], replace(net.traffic)
         places = range(len(passes[0].ordinals))
         ready = [statistics.median(p.ready[i] - p.ready[0] for p in passes) for i in places]
         work = [statistics.median(p.spent[i].work_s for p in passes) for i in places]
@@ -162,7 +162,7 @@ class Merger:
         latency = _all_gather_s(net, _TINY, _CALLS)
         beta = max(0.0, _all_gather_s(net, frame, _LONG_CALLS) - latency) / (frame * max(1, net.size - 1))
         ((latency, beta),) = _largest(net, [latency, beta])
-        net.traffic.handed, net.traffic.seconds = handed, seconds  # no gradient of a step
+        net.traffic.restore(counted)  # no gradient of a step
         fixed = fixed_cost(passes[0].numels, work)
         cost = [latency + beta * nbytes + (1 - crowd) * w for nbytes, w in zip(sent, work, strict=True)]
         saving, each = latency + (1 - crowd) * fixed, crowd * fixed

@@ -36,7 +36,8 @@ class Stats:
 
     Every 50 steps the ranks compare how long they waited for each other (``waited_s``, a number a rank) and how fast
     their links are. ``slowest_rank`` is the one that held the others up then, if one stood out, and ``slow_because``
-    says how it showed. The bytes of that are in ``bytes_sent`` and ``bytes_received`` and in no frame.
+    says how it showed. The bytes of that are in ``bytes_sent`` and ``bytes_received`` and in no frame. The one
+    measurement of the links from which it is decided which buckets travel together is counted nowhere.
     """
 
     steps: int

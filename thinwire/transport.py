@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from queue import Queue
 from typing import Any, Protocol
 
@@ -40,6 +40,10 @@ class Traffic:
         self.handed += handed
         self.sent += sent
         self.received += received
+
+    def restore(self, earlier: Traffic) -> None:
+        """Forget what was counted since ``earlier`` was copied."""
+        self.handed, self.sent, self.received, self.seconds = astuple(earlier)
 
 
 GRACE_S = 5.0  # for threads that were told to end

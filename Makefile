@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 # What `make train` runs; override any of them: make train METHOD=gtopk:density=0.01 WORKERS=2
 RECIPE  ?= digits
-METHOD  ?= dgc:density=0.005,warmup=36,dense_below=256,values=fp32,factor_masking=true
+METHOD  ?= dgc:warmup=36,dense_below=256
 COMPARE ?= dense
 WORKERS ?= 4
 

@@ -34,7 +34,7 @@ class Digits(Recipe):
     num_lr_warmup_epochs = 2
     # A majority vote is +1 or -1 for every weight: the learning rate is the length of the step itself.
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.02}
-    default_method = "dgc:density=0.005,warmup=36,dense_below=256,values=fp32,factor_masking=true"
+    default_method = "dgc:warmup=36,dense_below=256"
     settings = ("batch_size", "lr")
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:

@@ -82,11 +82,9 @@ RUNS: dict[str, str] = {
     "m30k-error-s0": f"{M30K} --method dropping:{DROP},local=error,sync_every=500",
     "m30k-partial-never-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=1000000",
     "m30k-dense-s0": f"{M30K} --method dense",
-    # Values of 8 and of 4 bits, and what each part of DGC is worth, over 60 epochs.
+    # Values of 8 bits, and what each part of DGC is worth, over 60 epochs.
     **seeds("r20-int8", f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int8"),
     "r20-unmasked-s0": f"{R20} --epochs 60 --method dgc:density=0.001,{WARM},values=fp32,factor_masking=false",
-    "r20-int4-s0": f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int4",
-    "ptb-int8-s0": f"{PTB} --method dgc:{PAPER},warmup=265,values=int8",
     **seeds("r20-dense", f"{R20} --epochs 60 --method dense"),
     **seeds("r20-dgc", f"{R20} --epochs 60 --method {DGC}"),
     **seeds("r20-ours", f"{R20} --epochs 60 --method {OURS_SAME}"),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from thinwire.kernels.reference.counters import uniform
 from thinwire.kernels.reference.packing import pack_trits, unpack_bits
+from thinwire.kernels.uploads import once_a_thread, upload
 
 Runs = tuple[tuple[int, int], ...]
 """Consecutive blocks of a vector, run-length coded: (length of a block, how many such blocks follow each other)."""
@@ -90,18 +89,17 @@ def block_means(x: Tensor, runs: Runs) -> Tensor:  # (n,) float32 -> (B,) float3
     return torch.cat(means) if means else x.new_zeros(0)
 
 
-@lru_cache(maxsize=1024)
-def _block_lengths(runs: Runs, device: torch.device, thread: int) -> Tensor:  # -> (B,) int64
-    # A thread has its own: it copies on its own stream, and another one's would not wait for that.
+@once_a_thread(most=1024)
+def _block_lengths(runs: Runs, device: torch.device) -> Tensor:  # -> (B,) int64
     lengths = [torch.full((count,), length, dtype=torch.int64) for length, count in runs]
-    return torch.cat(lengths).to(device) if lengths else torch.zeros(0, dtype=torch.int64, device=device)
+    return upload(torch.cat(lengths) if lengths else torch.zeros(0, dtype=torch.int64), device)
 
 
 def block_expand(scales: Tensor, runs: Runs) -> Tensor:  # (B,) -> (n,)
     """Return every block's scale repeated over the block."""
     if scales.device.type != "cpu":  # one kernel, where each run's own would cost its launch
         numel = sum(length * count for length, count in runs)
-        lengths = _block_lengths(runs, scales.device, threading.get_ident())
+        lengths = _block_lengths(runs, scales.device)
         return torch.repeat_interleave(scales, lengths, output_size=numel)
     parts, start = [], 0
     for length, count in runs:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
+
+from thinwire.kernels.uploads import upload
 
 _MASK32 = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
 _MUL1 = 0x7FEB352D
 _MUL2 = 0x846CA68B
+
+_COINS_ON_HOST = 1 << 16  # at once: what fits into a core's cache
+_COINS_ELSEWHERE = 1 << 22  # where every chunk costs a dozen launches
 
 
 def _as_int32(value: int) -> int:
@@ -66,17 +72,26 @@ def uniform(key: int, count: int, device: torch.device, start: int = 0) -> Tenso
 
 
 def coins(streams: Sequence[tuple[int, int, int]], device: torch.device) -> Tensor:  # -> (all counts,) bool
-    """Return fair coin flips from the same counters, for every stream (key, first counter, count) in order."""
-    counts = torch.tensor([count for _, _, count in streams], dtype=torch.int64)
-    first = torch.tensor([start for _, start, _ in streams], dtype=torch.int64) - (counts.cumsum(0) - counts)
-    keys = torch.tensor([key for key, _, _ in streams], dtype=torch.int64)
-    salts = torch.tensor([stream_salt(key) for key, _, _ in streams], dtype=torch.int64)
-    table = torch.stack([first, keys, salts, counts]).to(device)  # (4, S), so that one upload is enough
-    total = int(counts.sum())
-    first, keys, salts = torch.repeat_interleave(table[:3], table[3], dim=1, output_size=total).unbind()
-    counter = (torch.arange(total, device=device) + first).to(torch.int32)
-    mixed = _mix(counter ^ keys.to(torch.int32))
-    return (_mix(mixed ^ salts.to(torch.int32)) & 1).to(torch.bool)
+    """Return fair coin flips from the same counters, for every stream (key, first counter, count) in order.
+
+    Worked out chunk by chunk: an element takes some 40 bytes on the way, and a byte in the end.
+    """
+    ends = list(accumulate(count for _, _, count in streams))
+    total = ends[-1] if ends else 0
+    rows = [  # of every stream: its end, the counter that place 0 of the whole would have, and what its numbers mix in
+        (end, _as_int32(start + count - end), _as_int32(key), stream_salt(key))
+        for (key, start, count), end in zip(streams, ends, strict=True)
+    ]
+    table = upload(torch.tensor(rows, dtype=torch.int64), device)  # (S, 4)
+    flips = torch.empty(total, dtype=torch.bool, device=device)
+    chunk = _COINS_ON_HOST if device.type == "cpu" else _COINS_ELSEWHERE
+    for start in range(0, total, chunk):
+        place = torch.arange(start, min(start + chunk, total), device=device)
+        stream = torch.bucketize(place, table[:, 0].contiguous(), right=True)
+        first, keys, salts = table[stream, 1:].to(torch.int32).unbind(dim=1)
+        mixed = _mix((place + first).to(torch.int32) ^ keys)
+        flips[start : start + place.numel()] = _mix(mixed ^ salts) & 1
+    return flips
 
 
 def checksum(words: Tensor, start: int = 0) -> Tensor:  # (n,) int32 -> () int64 in [0, 2**32)

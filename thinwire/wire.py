@@ -258,10 +258,11 @@ class Wire(Saver):
     def _make_merger(self) -> Merger | None:
         """What decides which buckets travel together; None where that is fixed, or would change the result."""
         aggregator, net = self._aggregator, self._net
-        alike = isinstance(aggregator, Exchange) and not aggregator.whole_model and self.method.merges_alike
+        if not isinstance(aggregator, Exchange) or aggregator.whole_model or not self.method.merges_alike:
+            return None
         on_host = net.compute_device.type == "cpu"  # elsewhere a call's end says nothing about its duration
         fixed = self._gate is not None or self._may_have_unused or net.size == 1
-        return Merger() if alike and on_host and not fixed else None
+        return Merger(aggregator.rounds) if on_host and not fixed else None
 
     def _make_regrouper(self) -> Regrouper | None:
         """What keeps exchanges the same whatever DDP's buckets are; None where they are, or do not matter."""

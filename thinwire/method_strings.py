@@ -36,7 +36,7 @@ def read_value(text: str, annotation: Any) -> Any:
     if bool in kinds and text.lower() in ("true", "false"):
         return text.lower() == "true"
     if any(typing.get_origin(kind) is tuple for kind in kinds):
-        return tuple(text.split("+"))
+        return tuple(text.split("+")) if text else ()
     for kind in (int, float):
         if kind in kinds:
             try:

@@ -18,16 +18,19 @@ import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from thinwire.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK
+
 R20 = "--recipe cifar10-resnet20 --set precision=bf16"
 R20X8 = "--recipe cifar10-resnet20 --workers 8 --set precision=bf16"
 VGG = "--recipe cifar10-vgg16 --set precision=bf16"
 R110 = "--recipe cifar10-resnet110 --set precision=bf16"
 WARM = "warmup=388"  # four epochs of 97 steps
-PAPER = "density=0.001,factor_masking=true"  # DGC's own setting, beside values=fp32
-DGC = f"dgc:{PAPER},{WARM},values=fp32"
+DENSITY, VALUES, MASKING = PAPER_DGC.removeprefix("dgc:").split(",")
+PAPER = f"{DENSITY},{MASKING}"  # the kept runs have their warm-up behind these
+DGC = f"dgc:{PAPER},{WARM},{VALUES}"
 OURS_SAME = f"dgc:density=0.0024,{WARM},values=int8,factor_masking=false"
 OURS = f"dgc:density=0.006,{WARM},values=int8,factor_masking=false"
-SIGNS = "blocksign:topology=server,dense_below=0"  # everything, as in the paper
+SIGNS = f"blocksign:topology=server,{PAPER_BLOCKSIGN.removeprefix('blocksign:')}"
 TERN = "terngrad:exclude=14.*,topology=server"
 PTB = "--recipe ptb-lstm --epochs 12"
 M30K = "--recipe multi30k-transformer --epochs 20"
@@ -46,9 +49,9 @@ RUNS: dict[str, str] = {
     **seeds("r20l-dgc", f"{R20} --epochs 100 --method {DGC}"),
     **seeds("r20l-ours", f"{R20} --epochs 100 --method {OURS}"),
     **seeds("r20l-dense", f"{R20} --epochs 100 --method dense"),
-    "an4-dgc-s0": f"{AN4} --method dgc:{PAPER},warmup=116,values=fp32",
+    "an4-dgc-s0": f"{AN4} --method dgc:{PAPER},warmup=116,{VALUES}",
     "an4-dense-s0": f"{AN4} --method dense",
-    "ptb-dgc-s0": f"{PTB} --method dgc:{PAPER},warmup=265,values=fp32",
+    "ptb-dgc-s0": f"{PTB} --method dgc:{PAPER},warmup=265,{VALUES}",
     "ptb-ours-s0": f"{PTB} --method dgc:density=0.006,warmup=265,values=int8,factor_masking=false",
     "ptb-gtopk-s0": f"{PTB} --method gtopk:density=0.005,warmup=265,momentum_correction=true",
     "ptb-dense-s0": f"{PTB} --method dense",
@@ -69,22 +72,22 @@ RUNS: dict[str, str] = {
     "m30k-dense-s0": f"{M30K} --method dense",
     # Values of 8 and of 4 bits, and what each part of DGC is worth, over 60 epochs.
     **seeds("r20-int8", f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int8"),
-    "r20-unmasked-s0": f"{R20} --epochs 60 --method dgc:density=0.001,{WARM},values=fp32,factor_masking=false",
+    "r20-unmasked-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{WARM},{VALUES},factor_masking=false",
     "r20-int4-s0": f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int4",
     "ptb-int8-s0": f"{PTB} --method dgc:{PAPER},warmup=265,values=int8",
     **seeds("r20-dense", f"{R20} --epochs 60 --method dense"),
     **seeds("r20-dgc", f"{R20} --epochs 60 --method {DGC}"),
     **seeds("r20-ours", f"{R20} --epochs 60 --method {OURS_SAME}"),
-    "r20-dropping-s0": f"{R20} --epochs 60 --method dgc:density=0.001,values=fp32,momentum_correction=false",
-    "r20-corrected-s0": f"{R20} --epochs 60 --method dgc:density=0.001,values=fp32,factor_masking=false",
+    "r20-dropping-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{VALUES},momentum_correction=false",
+    "r20-corrected-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{VALUES},factor_masking=false",
     # gTop-k: the density, the model with many parameters, more workers (Figures 5, 7 and 12).
-    "r20-gtopk-s0": f"{R20} --epochs 60 --method gtopk:density=0.001,{WARM}",
+    "r20-gtopk-s0": f"{R20} --epochs 60 --method {PAPER_GTOPK},{WARM}",
     **{
         f"r20-gtopk-{density}-s0": f"{R20} --epochs 30 --method gtopk:density={density},{WARM}"
         for density in ("0.1", "0.05", "0.01", "0.001", "0.0005")
     },
     "r20-short-dense-s0": f"{R20} --epochs 30 --method dense",
-    "vgg-gtopk-s0": f"{VGG} --epochs 30 --method gtopk:density=0.001,{WARM}",
+    "vgg-gtopk-s0": f"{VGG} --epochs 30 --method {PAPER_GTOPK},{WARM}",
     "vgg-dgc-s0": f"{VGG} --epochs 30 --method {DGC}",
     "vgg-dense-s0": f"{VGG} --epochs 30 --method dense",
     # TernGrad: momentum and Adam, and without its two parts (Table 1, section 3.2).
@@ -105,9 +108,9 @@ RUNS: dict[str, str] = {
     "m30k-gru-dropping-s0": f"{M30K_GRU} --method dropping:{DROP}",
     "m30k-gru-partial-s0": f"{M30K_GRU} --method dropping:{DROP},local=partial,sync_every=500",
     "m30k-gru-dense-s0": f"{M30K_GRU} --method dense",
-    "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method gtopk:density=0.001,{WARM}",
+    "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method {PAPER_GTOPK},{WARM}",
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},values=int8",
-    "r20-gtopk-corrected-s0": f"{R20} --epochs 60 --method gtopk:density=0.001,{WARM},momentum_correction=true",
+    "r20-gtopk-corrected-s0": f"{R20} --epochs 60 --method {PAPER_GTOPK},{WARM},momentum_correction=true",
     # Fewer images a worker.
     "r20x8-16-blocksign-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {SIGNS}",
     "r20x8-16-dense-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method dense",

@@ -79,7 +79,7 @@ def test_merging_counts_every_latency(monkeypatch: pytest.MonkeyPatch, rounds: i
     monkeypatch.setattr(merging, "best_groups", best)
 
     def work(net: ThreadNet) -> None:
-        merger = Merger(rounds)
+        merger = Merger(rounds=rounds)
         for _ in range(5):
             for ordinal in (9, 0):
                 if merger.arrived(ordinal, 1000, ordinal == 0):

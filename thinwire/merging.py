@@ -118,7 +118,7 @@ class Merger:
 
     TIMED = 3  # passes of the same buckets
 
-    def __init__(self, rounds: int = 1) -> None:
+    def __init__(self, *, rounds: int = 1) -> None:
         self._rounds = rounds
         self.plan: tuple[int, ...] | None = None  # None: nothing decided, every bucket travels on its own
         self._planned: list[int] = []

@@ -262,7 +262,7 @@ class Wire(Saver):
             return None
         on_host = net.compute_device.type == "cpu"  # elsewhere a call's end says nothing about its duration
         fixed = self._gate is not None or self._may_have_unused or net.size == 1
-        return Merger(aggregator.rounds) if on_host and not fixed else None
+        return Merger(rounds=aggregator.rounds) if on_host and not fixed else None
 
     def _make_regrouper(self) -> Regrouper | None:
         """What keeps exchanges the same whatever DDP's buckets are; None where they are, or do not matter."""

@@ -32,6 +32,9 @@ OURS_SAME = f"dgc:density=0.0024,{WARM},values=int8,factor_masking=false"
 OURS = f"dgc:density=0.006,{WARM},values=int8,factor_masking=false"
 SIGNS = f"blocksign:topology=server,{PAPER_BLOCKSIGN.removeprefix('blocksign:')}"
 TERN = "terngrad:exclude=14.*,topology=server"
+OUR_SIGNS = "blocksign:exclude=14.*,topology=server"  # one-dimensional tensors and the output layer stay dense
+OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"  # the same
+OUR_SETTING = "density=0.006,factor_masking=false"  # DGC as it is by default, beside the values
 PTB = "--recipe ptb-lstm --epochs 12"
 M30K = "--recipe multi30k-transformer --epochs 20"
 M30K_GRU = "--recipe multi30k-gru --epochs 15"
@@ -49,32 +52,42 @@ RUNS: dict[str, str] = {
     **seeds("r20l-dgc", f"{R20} --epochs 100 --method {DGC}"),
     **seeds("r20l-ours", f"{R20} --epochs 100 --method {OURS}"),
     **seeds("r20l-dense", f"{R20} --epochs 100 --method dense"),
+    **seeds("r20l-fp32", f"{R20} --epochs 100 --method dgc:{OUR_SETTING},{WARM},values=fp32"),
+    "r20l-int4-s0": f"{R20} --epochs 100 --method dgc:{OUR_SETTING},{WARM},values=int4",
+    "r20l-cold-s0": f"{R20} --epochs 100 --method dgc:{OUR_SETTING},values=int8",
+    "r20l-masked-s0": f"{R20} --epochs 100 --method dgc:density=0.006,{WARM},values=int8,factor_masking=true",
+    "r20l-gtopk-s0": f"{R20} --epochs 100 --method gtopk:density=0.01,{WARM}",
     "an4-dgc-s0": f"{AN4} --method dgc:{PAPER},warmup=116,{VALUES}",
+    "an4-ours-s0": f"{AN4} --method dgc:{OUR_SETTING},warmup=116,values=int8",
     "an4-dense-s0": f"{AN4} --method dense",
     "ptb-dgc-s0": f"{PTB} --method dgc:{PAPER},warmup=265,{VALUES}",
     "ptb-ours-s0": f"{PTB} --method dgc:density=0.006,warmup=265,values=int8,factor_masking=false",
+    "ptb-fp32-s0": f"{PTB} --method dgc:{OUR_SETTING},warmup=265,values=fp32",
     "ptb-gtopk-s0": f"{PTB} --method gtopk:density=0.005,warmup=265,momentum_correction=true",
     "ptb-dense-s0": f"{PTB} --method dense",
     # dist-EF-blockSGDM: 8 workers of 32 images, with and without momentum (Figure 2).
     "r20x8-signum-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method signsgd:topology=server",
     "r20x8-blocksign-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method {SIGNS}",
-    "r20x8-ours-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method blocksign:exclude=14.*,topology=server",
+    "r20x8-ours-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method {OUR_SIGNS}",
     "r20x8-dense-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method dense",
     "r20x8-still-signsgd-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method signsgd:topology=server",
     "r20x8-still-blocksign-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method {SIGNS}",
+    # 4 workers of 64 images for 40 epochs: a setting of which figures of plain torch exist.
+    "r20q-blocksign-s0": f"{R20},batch_size=256,lr=0.1 --epochs 40 --method blocksign:topology=server",
+    "r20q-terngrad-s0": f"{R20},batch_size=256,lr=0.1 --epochs 40 --method {OUR_TERN}",
+    "r20q-dense-s0": f"{R20},batch_size=256,lr=0.1 --epochs 40 --method dense",
     "r20x8-still-dense-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method dense",
     # Local gradients (Tables 1 and 2, Figures 1 to 3).
     "m30k-dropping-s0": f"{M30K} --method dropping:{DROP}",
     "m30k-partial-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=500",
+    "m30k-partial-often-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=100",
     "m30k-sum-s0": f"{M30K} --method dropping:{DROP},local=sum,sync_every=500",
     "m30k-error-s0": f"{M30K} --method dropping:{DROP},local=error,sync_every=500",
     "m30k-partial-never-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=1000000",
     "m30k-dense-s0": f"{M30K} --method dense",
-    # Values of 8 and of 4 bits, and what each part of DGC is worth, over 60 epochs.
+    # Values of 8 bits, and what each part of DGC is worth, over 60 epochs.
     **seeds("r20-int8", f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int8"),
     "r20-unmasked-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{WARM},{VALUES},factor_masking=false",
-    "r20-int4-s0": f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int4",
-    "ptb-int8-s0": f"{PTB} --method dgc:{PAPER},warmup=265,values=int8",
     **seeds("r20-dense", f"{R20} --epochs 60 --method dense"),
     **seeds("r20-dgc", f"{R20} --epochs 60 --method {DGC}"),
     **seeds("r20-ours", f"{R20} --epochs 60 --method {OURS_SAME}"),
@@ -94,6 +107,9 @@ RUNS: dict[str, str] = {
     "r20-terngrad-s0": f"{R20} --epochs 30 --method {TERN}",
     "r20-terngrad-noclip-s0": f"{R20} --epochs 30 --method {TERN},clip_sigma=none",
     "r20-terngrad-onescaler-s0": f"{R20} --epochs 30 --method {TERN},scaler=model",
+    "r20-terngrad-ours-s0": f"{R20} --epochs 60 --method {OUR_TERN}",
+    "r20-adam60-terngrad-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 60 --method {OUR_TERN}",
+    "r20-adam60-dense-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 60 --method dense",
     "r20-adam-terngrad-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 30 --method {TERN}",
     "r20-adam-dense-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 30 --method dense",
     # TernGrad on MNIST, 64 images a step; 64 workers have 256 (Figure 3).
@@ -104,6 +120,7 @@ RUNS: dict[str, str] = {
     "mnist-wide-dense-s0": f"{MNIST} --set batch_size=256,lr=0.02 --method dense",
     "mnist-plain-dense-s0": f"{MNIST} --set momentum=0,lr=0.1 --method dense",
     "r110-dgc-s0": f"{R110} --epochs 30 --method {DGC}",
+    "r110-ours-s0": f"{R110} --epochs 30 --method {OURS}",
     "r110-dense-s0": f"{R110} --epochs 30 --method dense",
     "m30k-gru-dropping-s0": f"{M30K_GRU} --method dropping:{DROP}",
     "m30k-gru-partial-s0": f"{M30K_GRU} --method dropping:{DROP},local=partial,sync_every=500",
@@ -112,9 +129,9 @@ RUNS: dict[str, str] = {
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},values=int8",
     "r20-gtopk-corrected-s0": f"{R20} --epochs 60 --method {PAPER_GTOPK},{WARM},momentum_correction=true",
     # Fewer images a worker.
-    "r20x8-16-blocksign-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {SIGNS}",
+    "r20x8-16-blocksign-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {OUR_SIGNS}",
     "r20x8-16-dense-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method dense",
-    "r20x8-8-blocksign-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 5 --method {SIGNS}",
+    "r20x8-8-blocksign-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 5 --method {OUR_SIGNS}",
     "r20x8-8-dense-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 5 --method dense",
 }
 

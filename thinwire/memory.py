@@ -395,10 +395,9 @@ class LocalClipping:
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
         parts = as_parts(turn.layout, grad)
         # In float64, where no finite gradient's norm overflows.
-        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+        norms = torch._foreach_norm(list(parts), 2, dtype=torch.float64)
         factor = (self.threshold / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
         factor = torch.where(torch.isnan(factor), 1.0, factor)  # the nan is found where it is, and not everywhere
-        for part in parts:
-            part.mul_(factor)
+        torch._foreach_mul_(list(parts), factor.to(parts[0].dtype))
         x: Tensor = self.inner.compensate(turn, parts, scout)
         return x

@@ -237,12 +237,14 @@ class TernGrad(Method):
 
     ``scaler="model"`` takes one scaler for all tensors instead of one each: the paper's ablation (section 3.3), which
     costs accuracy and waits for the whole model. Clipping stays per tensor: it answers to the range within a layer.
+    With ``dense_below`` above 0, one-dimensional tensors and those of fewer elements stay float too.
     """
 
     name: ClassVar[str] = "terngrad"
     clip_sigma: float | None = 2.5
     share_scaler: bool = True
     scaler: str = "tensor"
+    dense_below: int = 0
     exclude: tuple[str, ...] = ()
     topology: str = "sharded"
     seed: int = 0
@@ -255,6 +257,7 @@ class TernGrad(Method):
         one_of(self, "scaler", ("tensor", "model"))
         one_of(self, "topology", ("sharded", "server"))
         require(is_count(self.seed, 0), f"terngrad: seed must be a whole number of at least 0, not {self.seed!r}")
+        check_dense_below(self)
         check_exclude(self)
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:

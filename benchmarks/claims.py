@@ -18,16 +18,19 @@ import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from thinwire.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK
+
 R20 = "--recipe cifar10-resnet20 --set precision=bf16"
 R20X8 = "--recipe cifar10-resnet20 --workers 8 --set precision=bf16"
 VGG = "--recipe cifar10-vgg16 --set precision=bf16"
 R110 = "--recipe cifar10-resnet110 --set precision=bf16"
 WARM = "warmup=388"  # four epochs of 97 steps
-PAPER = "density=0.001,factor_masking=true"  # DGC's own setting, beside values=fp32
-DGC = f"dgc:{PAPER},{WARM},values=fp32"
+DENSITY, VALUES, MASKING = PAPER_DGC.removeprefix("dgc:").split(",")
+PAPER = f"{DENSITY},{MASKING}"  # the kept runs have their warm-up behind these
+DGC = f"dgc:{PAPER},{WARM},{VALUES}"
 OURS_SAME = f"dgc:density=0.0024,{WARM},values=int8,factor_masking=false"
 OURS = f"dgc:density=0.006,{WARM},values=int8,factor_masking=false"
-SIGNS = "blocksign:topology=server,dense_below=0"  # everything, as in the paper
+SIGNS = f"blocksign:topology=server,{PAPER_BLOCKSIGN.removeprefix('blocksign:')}"
 TERN = "terngrad:exclude=14.*,topology=server"
 OUR_SIGNS = "blocksign:exclude=14.*,topology=server"  # one-dimensional tensors and the output layer stay dense
 OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"  # the same
@@ -54,10 +57,10 @@ RUNS: dict[str, str] = {
     "r20l-cold-s0": f"{R20} --epochs 100 --method dgc:{OUR_SETTING},values=int8",
     "r20l-masked-s0": f"{R20} --epochs 100 --method dgc:density=0.006,{WARM},values=int8,factor_masking=true",
     "r20l-gtopk-s0": f"{R20} --epochs 100 --method gtopk:density=0.01,{WARM}",
-    "an4-dgc-s0": f"{AN4} --method dgc:{PAPER},warmup=116,values=fp32",
+    "an4-dgc-s0": f"{AN4} --method dgc:{PAPER},warmup=116,{VALUES}",
     "an4-ours-s0": f"{AN4} --method dgc:{OUR_SETTING},warmup=116,values=int8",
     "an4-dense-s0": f"{AN4} --method dense",
-    "ptb-dgc-s0": f"{PTB} --method dgc:{PAPER},warmup=265,values=fp32",
+    "ptb-dgc-s0": f"{PTB} --method dgc:{PAPER},warmup=265,{VALUES}",
     "ptb-ours-s0": f"{PTB} --method dgc:density=0.006,warmup=265,values=int8,factor_masking=false",
     "ptb-fp32-s0": f"{PTB} --method dgc:{OUR_SETTING},warmup=265,values=fp32",
     "ptb-gtopk-s0": f"{PTB} --method gtopk:density=0.005,warmup=265,momentum_correction=true",
@@ -84,20 +87,20 @@ RUNS: dict[str, str] = {
     "m30k-dense-s0": f"{M30K} --method dense",
     # Values of 8 bits, and what each part of DGC is worth, over 60 epochs.
     **seeds("r20-int8", f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int8"),
-    "r20-unmasked-s0": f"{R20} --epochs 60 --method dgc:density=0.001,{WARM},values=fp32,factor_masking=false",
+    "r20-unmasked-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{WARM},{VALUES},factor_masking=false",
     **seeds("r20-dense", f"{R20} --epochs 60 --method dense"),
     **seeds("r20-dgc", f"{R20} --epochs 60 --method {DGC}"),
     **seeds("r20-ours", f"{R20} --epochs 60 --method {OURS_SAME}"),
-    "r20-dropping-s0": f"{R20} --epochs 60 --method dgc:density=0.001,values=fp32,momentum_correction=false",
-    "r20-corrected-s0": f"{R20} --epochs 60 --method dgc:density=0.001,values=fp32,factor_masking=false",
+    "r20-dropping-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{VALUES},momentum_correction=false",
+    "r20-corrected-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{VALUES},factor_masking=false",
     # gTop-k: the density, the model with many parameters, more workers (Figures 5, 7 and 12).
-    "r20-gtopk-s0": f"{R20} --epochs 60 --method gtopk:density=0.001,{WARM}",
+    "r20-gtopk-s0": f"{R20} --epochs 60 --method {PAPER_GTOPK},{WARM}",
     **{
         f"r20-gtopk-{density}-s0": f"{R20} --epochs 30 --method gtopk:density={density},{WARM}"
         for density in ("0.1", "0.05", "0.01", "0.001", "0.0005")
     },
     "r20-short-dense-s0": f"{R20} --epochs 30 --method dense",
-    "vgg-gtopk-s0": f"{VGG} --epochs 30 --method gtopk:density=0.001,{WARM}",
+    "vgg-gtopk-s0": f"{VGG} --epochs 30 --method {PAPER_GTOPK},{WARM}",
     "vgg-dgc-s0": f"{VGG} --epochs 30 --method {DGC}",
     "vgg-dense-s0": f"{VGG} --epochs 30 --method dense",
     # TernGrad: momentum and Adam, and without its two parts (Table 1, section 3.2).
@@ -122,7 +125,7 @@ RUNS: dict[str, str] = {
     "m30k-gru-dropping-s0": f"{M30K_GRU} --method dropping:{DROP}",
     "m30k-gru-partial-s0": f"{M30K_GRU} --method dropping:{DROP},local=partial,sync_every=500",
     "m30k-gru-dense-s0": f"{M30K_GRU} --method dense",
-    "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method gtopk:density=0.001,{WARM}",
+    "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method {PAPER_GTOPK},{WARM}",
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},values=int8",
     "r20-gtopk-corrected-s0": f"{R20} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true",
     "r20-short-ours-s0": f"{R20} --epochs 30 --method {OURS}",

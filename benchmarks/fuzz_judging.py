@@ -38,7 +38,7 @@ class Edges:
 
     def __init__(self) -> None:
         codecs = str(Path(frame_module.__file__).parent)
-        self._watched = (codecs, str(reference.__file__), str(serving.__file__))
+        self._watched = (codecs, *reference.__path__, str(serving.__file__))
         self._codes: dict[CodeType, bool] = {}
         self._last = 0
         self.seen: set[object] = set()

@@ -15,6 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from thinwire.bench.paper_settings import PAPER_DGC
+
 RESULTS = Path(__file__).parent / "results"
 BITS_PER_S = {"1gbit": 1e9, "100mbit": 1e8}
 # (row, curve, is the curve its own)
@@ -22,7 +24,7 @@ METHODS = (
     ("dense", "vgg-dense-s0", True),
     ("dense:dtype=bf16", "vgg-dense-s0", False),
     ("powersgd-1", "vgg-dense-s0", False),
-    ("dgc:density=0.001,values=fp32,factor_masking=true", "vgg-dgc-s0", True),
+    (PAPER_DGC, "vgg-dgc-s0", True),
 )
 
 

@@ -22,6 +22,7 @@ from fuzz_targets import make_targets
 from thinwire.codecs import frame as frame_module
 from thinwire.errors import FrameError
 from thinwire.kernels import checksum_around, cpu, reference
+from thinwire.kernels.reference import counters
 
 SEED = 20240
 KINDS = {
@@ -58,7 +59,7 @@ def test_the_fuzzer_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "IndexError" in finding()
     with monkeypatch.context() as patch:
         right = reference.checksum
-        patch.setattr(reference, "checksum", lambda words, start=0: (torch.empty(1 << 24), right(words, start))[1])
+        patch.setattr(counters, "checksum", lambda words, start=0: (torch.empty(1 << 24), right(words, start))[1])
         assert "bytes were allocated" in finding()
     if cpu.library() is not None:
         with monkeypatch.context() as patch:

@@ -18,7 +18,7 @@ from thinwire.dry import DryNet
 from thinwire.groups import give_back, own_net
 from thinwire.methods import Method, parse_method
 from thinwire.probe import Link
-from thinwire.profile import Profile, frames_grow, measure_codec, measure_profile
+from thinwire.profile import Profile, exchanges_of, frames_grow, measure_codec, measure_profile
 from thinwire.transport import TorchNet
 
 # Gentler ones first: where two are equally fast, the first is recommended.
@@ -173,8 +173,9 @@ def codec_here(method: Method, params: int) -> ExchangeCost:
     torch.set_num_threads(1)
     try:
         cost = measure_codec(
-            DryNet(1), method, sample, (8, 32), True, torch.device("cpu"), typical=min, clock=time.process_time
-        )
+            DryNet(1), method, exchanges_of(method, sample), (8, 32), True, torch.device("cpu"),
+            typical=min, clock=time.process_time,
+        )  # fmt: skip
     finally:
         torch.set_num_threads(threads)
     longer = params / sample.numel

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.auto import Auto
-from thinwire.ddp import has_foreign_hook, is_attached
+from thinwire.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, is_attached
 from thinwire.gate import Gate, Scaler
 from thinwire.groups import check_agreement, own_net
 from thinwire.guard import Guard, check_watched
@@ -146,11 +146,25 @@ def _check(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, met
             raise ValueError(
                 f"parameter {name!r} is {kind}; gradients are exchanged as float32, so use real parameters"
             )
+    _check_frozen(model, parameters)
     method.check_exclude(list(parameters))
     view = OptimizerView(optimizer, parameters)
     if method.takes_momentum(view.is_sgd):
         view.check_takeover(method.name)
     return view
+
+
+def _check_frozen(model: DistributedDataParallel, parameters: dict[str, Tensor]) -> None:
+    """Refuse parameters that were frozen or unfrozen behind DDP's back: it chose what it exchanges when it was made."""
+    exchanged = {id(parameter) for parameter in exchanged_by_ddp(model)}
+    for name, parameter in model.module.named_parameters():
+        if name in parameters and id(parameter) not in exchanged:
+            raise ValueError(THAWED.format(name))
+        if name not in parameters and id(parameter) in exchanged:
+            raise ValueError(
+                f"parameter {name!r} is frozen, but was trained when the model was wrapped in DistributedDataParallel, "
+                "which still waits for its gradient; freeze first, then wrap the module in a new DDP and attach that"
+            )
 
 
 def _description(model: DistributedDataParallel, method: Any, groups: Any) -> dict[str, object]:

@@ -28,6 +28,11 @@ _DETACHED = (
     "call thinwire.attach again, or wrap the module in a new DistributedDataParallel"
 )
 
+THAWED = (
+    "parameter {!r} is trained, but was frozen or not there when the model was wrapped in DistributedDataParallel, "
+    "which does not exchange its gradient; unfreeze first, then wrap the module in a new DDP and attach that"
+)
+
 
 @dataclass
 class Bucket:
@@ -144,6 +149,14 @@ def is_attached(model: DistributedDataParallel) -> bool:
 def has_foreign_hook(model: DistributedDataParallel) -> bool:
     """Whether somebody else registered a communication hook; DDP takes one in a model's life."""
     return model not in _routers and bool(getattr(model, "_comm_hooks", []))
+
+
+def exchanged_by_ddp(model: DistributedDataParallel) -> list[Tensor]:
+    """The parameters that DDP exchanges: those that were trained when it was made, whatever they are now.
+
+    DDP's reducer tells only by way of its buckets, filled with zeros for the moment.
+    """
+    return [parameter for bucket in model.reducer._get_zeros_like_grad_buckets() for parameter in bucket.parameters()]
 
 
 class Worker:

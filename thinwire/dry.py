@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.collectives.shards import WHOLE_BELOW
-from thinwire.cost.plans import Rows, wants_whole_model
+from thinwire.cost.plans import Rows
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import Method
 from thinwire.protocols import Aggregator
@@ -102,10 +102,9 @@ class Rehearsal:
 
 
 class DryRun(Rehearsal):
-    """What a method computes in a step of a pretended group of ``size``, a power of two."""
+    """What a method computes in a step of these exchanges in a pretended group of ``size``, a power of two."""
 
-    def __init__(self, method: Method, buckets: Sequence[Rows], size: int, sgd: bool, device: torch.device) -> None:
+    def __init__(self, method: Method, exchanges: Sequence[Rows], size: int, sgd: bool, device: torch.device) -> None:
         if size & (size - 1):
             raise ValueError(f"a dry run needs a power of two of ranks, not {size}")
-        groups = [[row for rows in buckets for row in rows]] if wants_whole_model(method) else buckets
-        super().__init__(method, [even_layout(method, rows, size) for rows in groups], DryNet(size), sgd, device)
+        super().__init__(method, [even_layout(method, rows, size) for rows in exchanges], DryNet(size), sgd, device)

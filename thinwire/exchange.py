@@ -38,6 +38,11 @@ class Exchange(Generic[P]):
         self.whole_model, self.local = whole_model, local
         self.clock = Clock()
 
+    @property
+    def rounds(self) -> int:
+        """How many latencies one exchange contains."""
+        return self.collective.rounds(self.net.size)
+
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:  # (n,) float32 -> (n,) float32
         return self._exchange(turn, turn.layout.split(grad)).flat(turn.layout)
 

@@ -112,12 +112,14 @@ class Merger:
 
     ``arrived`` is called inside backward, ``exchanged`` by the thread that exchanges. The plan is made while the last
     exchange of a pass is still under way on every rank, so that all use it from the next pass on. Buckets that differ
-    from those of the plan (DDP rebuilds them after the first step) end it.
+    from those of the plan (DDP rebuilds them after the first step) end it. ``rounds`` is how many latencies an exchange
+    of the method contains (``Collective.rounds``).
     """
 
     TIMED = 3  # passes of the same buckets
 
-    def __init__(self) -> None:
+    def __init__(self, *, rounds: int = 1) -> None:
+        self._rounds = rounds
         self.plan: tuple[int, ...] | None = None  # None: nothing decided, every bucket travels on its own
         self._planned: list[int] = []
         self._timed: list[_Pass] = []
@@ -162,6 +164,7 @@ class Merger:
         latency = _all_gather_s(net, _TINY, _CALLS)
         beta = max(0.0, _all_gather_s(net, frame, _LONG_CALLS) - latency) / (frame * max(1, net.size - 1))
         ((latency, beta),) = _largest(net, [latency, beta])
+        latency *= self._rounds
         net.traffic.restore(counted)  # no gradient of a step
         fixed = fixed_cost(passes[0].numels, work)
         cost = [latency + beta * nbytes + (1 - crowd) * w for nbytes, w in zip(sent, work, strict=True)]

@@ -6,8 +6,6 @@ Every option is keyword-only and checked when the object is made; ``parse_method
 from __future__ import annotations
 
 import difflib
-import types
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -24,64 +22,23 @@ from thinwire.exchange import DenseMean, Exchange, NoopMean
 from thinwire.layout import Layout
 from thinwire.local import LOCAL_MODES
 from thinwire.memory import ErrorFeedback, LocalClipping, MomentumCorrection, NoMemory, RescaledError, Velocity
+from thinwire.method_options import (
+    check_bool,
+    check_clip_norm,
+    check_dense_below,
+    check_density,
+    check_exclude,
+    is_count,
+    is_number,
+    one_of,
+    require,
+)
+from thinwire.method_strings import read_method, spell
 from thinwire.protocols import Aggregator, Memory
 from thinwire.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup, Schedule
 from thinwire.transport import Net
 
 Warmup = Schedule | int | None
-
-
-def _require(ok: bool, sentence: str) -> None:
-    if not ok:
-        raise ValueError(sentence)
-
-
-def _one_of(method: Any, option: str, known: tuple[Any, ...]) -> None:
-    value = getattr(method, option)
-    _require(value in known, f"{method.name}: {option} must be one of {', '.join(map(repr, known))}, not {value!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _check_bool(method: Any, *options: str) -> None:
-    for option in options:
-        value = getattr(method, option)
-        _require(isinstance(value, bool), f"{method.name}: {option} must be True or False, not {value!r}")
-
-
-def _check_density(method: Any) -> None:
-    value = method.density
-    _require(
-        _is_number(value) and 0 < value <= 1,
-        f"{method.name}: density is the share of elements that is sent and must lie in (0, 1], not {value!r}",
-    )
-    warmup = method.warmup
-    _require(
-        warmup is None or _is_count(warmup, 1) or hasattr(warmup, "density"),
-        f"{method.name}: warmup must be None, a number of steps of at least 1 or a schedule, not {warmup!r}",
-    )
-
-
-def _check_clip_norm(method: Any) -> None:
-    clip = method.clip_norm
-    ok = clip is None or (_is_number(clip) and clip > 0)
-    _require(ok, f"{method.name}: clip_norm must be None or above 0, not {clip!r}")
-
-
-def _check_exclude(method: Any) -> None:
-    patterns = method.exclude
-    if isinstance(patterns, str):
-        object.__setattr__(method, "exclude", (patterns,))
-    else:
-        ok = isinstance(patterns, (list, tuple)) and all(isinstance(pattern, str) for pattern in patterns)
-        _require(ok, f"{method.name}: exclude must be a list of parameter name patterns, not {patterns!r}")
-        object.__setattr__(method, "exclude", tuple(patterns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +72,14 @@ class Method:
         return self.averaging_interval is not None
 
     def is_coded(self, name: str, shape: torch.Size) -> bool:
-        """Whether a parameter goes through the compressor; the others travel dense in the same frame."""
-        return not any(fnmatchcase(name, pattern) for pattern in getattr(self, "exclude", ()))
+        """Whether a parameter goes through the compressor; the others travel dense in the same frame.
+
+        Those are what ``exclude`` names and, with a ``dense_below`` above 0, one-dimensional tensors and those of fewer
+        elements than it says.
+        """
+        below: int = getattr(self, "dense_below", 0)
+        small = below > 0 and (len(shape) <= 1 or shape.numel() < below)
+        return not small and not any(fnmatchcase(name, pattern) for pattern in getattr(self, "exclude", ()))
 
     def layout(self, rows: Iterable[tuple[str, int, torch.Size]]) -> Layout:
         """One exchange's layout of (name, ordinal, shape) rows under this method."""
@@ -150,24 +113,8 @@ class Method:
         return self._string([f.name for f in fields(self)])
 
     def _string(self, options: list[str]) -> str:
-        given = [f"{option}={_spell(getattr(self, option))}" for option in options]
+        given = [f"{option}={spell(getattr(self, option))}" for option in options]
         return self.name + (":" + ",".join(given) if given else "")
-
-
-def _spell(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "+".join(value)
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
-
-
-def _check_dense_below(method: Any) -> None:
-    value = method.dense_below
-    _require(_is_count(value, 0), f"{method.name}: dense_below must be a number of elements, not {value!r}")
-
-
-def _dense_by_size(method: Any, name: str, shape: torch.Size) -> bool:
-    below: int = method.dense_below
-    return below > 0 and (len(shape) <= 1 or shape.numel() < below)
 
 
 def _schedule(warmup: Warmup, paper: type) -> Schedule | None:
@@ -217,21 +164,18 @@ class DGC(Method):
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_density(self)
-        _one_of(self, "selection", ("exact", "sampled"))
-        _one_of(self, "values", tuple(VALUE_CODES))
-        _one_of(self, "indices", tuple(INDEX_CODES))
-        _one_of(self, "residual", ("fp32", "bf16"))
-        _check_bool(self, "momentum_correction", "factor_masking")
-        _check_clip_norm(self)
-        _check_dense_below(self)
-        _check_exclude(self)
+        check_density(self)
+        one_of(self, "selection", ("exact", "sampled"))
+        one_of(self, "values", tuple(VALUE_CODES))
+        one_of(self, "indices", tuple(INDEX_CODES))
+        one_of(self, "residual", ("fp32", "bf16"))
+        check_bool(self, "momentum_correction", "factor_masking")
+        check_clip_norm(self)
+        check_dense_below(self)
+        check_exclude(self)
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         return self.momentum_correction
-
-    def is_coded(self, name: str, shape: torch.Size) -> bool:
-        return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         memory = _clipped(_momentum_memory(self, self.factor_masking), self, net)
@@ -268,20 +212,17 @@ class GTopK(Method):
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_density(self)
-        _one_of(self, "values", tuple(VALUE_CODES))
-        _one_of(self, "indices", tuple(INDEX_CODES))
-        _one_of(self, "residual", ("fp32", "bf16"))
-        _check_bool(self, "momentum_correction")
-        _check_clip_norm(self)
-        _check_dense_below(self)
-        _check_exclude(self)
+        check_density(self)
+        one_of(self, "values", tuple(VALUE_CODES))
+        one_of(self, "indices", tuple(INDEX_CODES))
+        one_of(self, "residual", ("fp32", "bf16"))
+        check_bool(self, "momentum_correction")
+        check_clip_norm(self)
+        check_dense_below(self)
+        check_exclude(self)
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         return self.momentum_correction
-
-    def is_coded(self, name: str, shape: torch.Size) -> bool:
-        return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         memory = _clipped(_momentum_memory(self, masking=False), self, net)
@@ -310,17 +251,14 @@ class TernGrad(Method):
 
     def __post_init__(self) -> None:
         clip = self.clip_sigma
-        ok = clip is None or (_is_number(clip) and clip > 0)
-        _require(ok, f"terngrad: clip_sigma must be None or above 0, not {clip!r}")
-        _check_bool(self, "share_scaler")
-        _one_of(self, "scaler", ("tensor", "model"))
-        _one_of(self, "topology", ("sharded", "server"))
-        _require(_is_count(self.seed, 0), f"terngrad: seed must be a whole number of at least 0, not {self.seed!r}")
-        _check_dense_below(self)
-        _check_exclude(self)
-
-    def is_coded(self, name: str, shape: torch.Size) -> bool:
-        return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
+        ok = clip is None or (is_number(clip) and clip > 0)
+        require(ok, f"terngrad: clip_sigma must be None or above 0, not {clip!r}")
+        check_bool(self, "share_scaler")
+        one_of(self, "scaler", ("tensor", "model"))
+        one_of(self, "topology", ("sharded", "server"))
+        require(is_count(self.seed, 0), f"terngrad: seed must be a whole number of at least 0, not {self.seed!r}")
+        check_dense_below(self)
+        check_exclude(self)
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         server = TernaryServer(self.topology, self.share_scaler)
@@ -354,17 +292,14 @@ class BlockSign(Method):
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _one_of(self, "residual", ("fp32", "bf16"))
-        _check_clip_norm(self)
-        ok = self.block == "tensor" or _is_count(self.block, 1)
-        _require(ok, f'blocksign: block must be "tensor" or a number of elements of at least 1, not {self.block!r}')
-        _check_bool(self, "two_way")
-        _one_of(self, "topology", ("sharded", "server"))
-        _check_dense_below(self)
-        _check_exclude(self)
-
-    def is_coded(self, name: str, shape: torch.Size) -> bool:
-        return super().is_coded(name, shape) and not _dense_by_size(self, name, shape)
+        one_of(self, "residual", ("fp32", "bf16"))
+        check_clip_norm(self)
+        ok = self.block == "tensor" or is_count(self.block, 1)
+        require(ok, f'blocksign: block must be "tensor" or a number of elements of at least 1, not {self.block!r}')
+        check_bool(self, "two_way")
+        one_of(self, "topology", ("sharded", "server"))
+        check_dense_below(self)
+        check_exclude(self)
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         return optimizer_is_sgd
@@ -394,15 +329,15 @@ class GradientDropping(Method):
     residual: str = "fp32"
 
     def __post_init__(self) -> None:
-        _check_density(self)
-        _check_clip_norm(self)
-        _one_of(self, "residual", ("fp32", "bf16"))
-        _one_of(self, "local", (None, *LOCAL_MODES))
-        _require(
-            _is_count(self.sync_every, 1), f"dropping: sync_every must be a number of steps, not {self.sync_every!r}"
+        check_density(self)
+        check_clip_norm(self)
+        one_of(self, "residual", ("fp32", "bf16"))
+        one_of(self, "local", (None, *LOCAL_MODES))
+        require(
+            is_count(self.sync_every, 1), f"dropping: sync_every must be a number of steps, not {self.sync_every!r}"
         )
-        _check_bool(self, "momentum_correction")
-        _require(
+        check_bool(self, "momentum_correction")
+        require(
             not (self.local and self.momentum_correction),
             "dropping: local gradients and momentum_correction do not go together; choose one",
         )
@@ -428,7 +363,7 @@ class SignSGD(Method):
     topology: str = "sharded"
 
     def __post_init__(self) -> None:
-        _one_of(self, "topology", ("sharded", "server"))
+        one_of(self, "topology", ("sharded", "server"))
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         return optimizer_is_sgd
@@ -450,7 +385,7 @@ class Dense(Method):
     _types: ClassVar[dict[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
     def __post_init__(self) -> None:
-        _one_of(self, "dtype", tuple(self._types))
+        one_of(self, "dtype", tuple(self._types))
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         return DenseMean(net, self._types[self.dtype])
@@ -475,53 +410,10 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-def _nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _read_value(text: str, annotation: Any) -> Any:
-    """Read an option's value by its declared type; what cannot be read stays text and is refused by the method."""
-    kinds = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) else {annotation}
-    if text.lower() in ("none", "null") and type(None) in kinds:
-        return None
-    if bool in kinds and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    if any(typing.get_origin(kind) is tuple for kind in kinds):
-        return tuple(text.split("+"))
-    for kind in (int, float):
-        if kind in kinds:
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-    return text
-
-
 def parse_method(spec: str, methods: Mapping[str, type[Method]] = METHODS, others: Sequence[str] = ()) -> Method:
     """Return the method that a string such as ``dgc:density=0.01,values=fp32`` describes.
 
     Several patterns of one option are joined with ``+``. Anything unknown is a ValueError that names what is known:
     ``methods``, and the names in ``others``, which the caller knows itself.
     """
-    name, _, rest = spec.strip().partition(":")
-    name = name.strip().lower()
-    if name not in methods:
-        known = [*methods, *others]
-        raise ValueError(f"unknown method {name!r}{_nearest(name, known)}; known methods: {', '.join(known)}")
-    hints = typing.get_type_hints(methods[name])
-    options = [f.name for f in fields(methods[name])]
-    given: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in rest.split(","))):
-        option, equals, text = (piece.strip() for piece in item.partition("="))
-        if not equals:
-            raise ValueError(f"method {name!r}: {item!r} is not of the form option=value")
-        if option not in options:
-            names = ", ".join(options) or "none"
-            raise ValueError(
-                f"method {name!r} has no option {option!r}{_nearest(option, options)}; known options: {names}"
-            )
-        if option in given:
-            raise ValueError(f"method {name!r}: option {option!r} is given twice")
-        given[option] = _read_value(text, hints[option])
-    return methods[name](**given)
+    return read_method(spec, methods, others)

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.cost import Bucket, ExchangeCost, Plan, Prediction, Workload, bucket_layouts, plan_exchange, predict
-from thinwire.cost.plans import Rows
+from thinwire.cost import Bucket, ExchangeCost, Plan, Prediction, Workload, plan_exchange, predict
+from thinwire.cost.plans import Rows, exchanged_rows
 from thinwire.cost.steps import BUCKET, FIRST_BUCKET
 from thinwire.dry import DryRun, Rehearsal
+from thinwire.layout import Layout
 from thinwire.methods import DGC, GradientDropping, GTopK, Method
 from thinwire.probe import Link, measure_link, meet, slowest_s, uncounted
 from thinwire.transport import Net, TorchNet
@@ -226,10 +227,10 @@ def measure_exchange(
     that bytes and not latency decide. A rank's time on the wire contains waiting for others that still compute: so
     the computing is that of the rank that computes longest, and the rest of the slowest rank's time is the wire's.
     """
-    whole = [bucket.rows for bucket in work.buckets]
-    planned_s = _plan(method, whole, net.size).seconds(link)
-    buckets = [cut(rows, min(1.0, longest_s / max(1e-9, planned_s))) for rows in whole]
-    layouts = bucket_layouts(method, buckets)
+    whole = exchanges_of(method, work)
+    planned_s = _plan(method, [method.layout(rows) for rows in whole], net.size).seconds(link)
+    share = min(1.0, longest_s / max(1e-9, planned_s))
+    layouts = [method.layout(cut(rows, share)) for rows in whole]
     run = Rehearsal(method, layouts, net, optimizer_is_sgd, device)
     computed: list[float] = []
     on_wire: list[float] = []
@@ -248,7 +249,7 @@ def measure_exchange(
             computed.append(computing)
             on_wire.append(slowest - computing)
     del run
-    rehearsed_s = _plan(method, buckets, net.size).seconds(link)
+    rehearsed_s = _plan(method, layouts, net.size).seconds(link)
     factor = statistics.median(on_wire) / rehearsed_s if rehearsed_s > 0 else 1.0
     codec_s = statistics.median(computed) * work.numel / max(1, sum(layout.numel for layout in layouts))
     frames = plan_exchange(method, layouts[0], net.size).frames
@@ -256,9 +257,13 @@ def measure_exchange(
     return ExchangeCost(codec_s - per_frame_s * frames, per_frame_s, min(ODD, max(1 / ODD, factor)))
 
 
-def _plan(method: Method, buckets: Sequence[Rows], hosts: int) -> Plan:
-    plans = (plan_exchange(method, layout, hosts) for layout in bucket_layouts(method, buckets))
-    return sum(plans, Plan())
+def exchanges_of(method: Method, work: Workload) -> list[Rows]:
+    """What a step's exchanges carry: found out before tensors are cut, which would change what fits into a group."""
+    return [rows for rows, _ in exchanged_rows(method, [bucket.rows for bucket in work.buckets])]
+
+
+def _plan(method: Method, layouts: Sequence[Layout], hosts: int) -> Plan:
+    return sum((plan_exchange(method, layout, hosts) for layout in layouts), Plan())
 
 
 def cut(rows: Rows, share: float) -> Rows:
@@ -273,10 +278,11 @@ def cut(rows: Rows, share: float) -> Rows:
 def frame_cost(net: Net, method: Method, work: Workload, optimizer_is_sgd: bool, device: torch.device) -> float:
     """Seconds that one more frame costs a step, from a sample of the model in two pretended groups."""
     share = min(1.0, SAMPLE / max(1, work.numel))
-    sample = Workload(work.compute_s, tuple(Bucket(b.ready_s, tuple(cut(b.rows, share))) for b in work.buckets))
+    sample = [cut(rows, share) for rows in exchanges_of(method, work)]
     group = 1 << max(1, (net.size - 1).bit_length())
     cost = measure_codec(net, method, sample, (group, 4 * group), optimizer_is_sgd, device, repeats=2)
-    return cost.per_frame_s * (work.numel / sample.numel if frames_grow(method) else 1.0)
+    numel = sum(shape.numel() for rows in sample for _, _, shape in rows)
+    return cost.per_frame_s * (work.numel / numel if frames_grow(method) else 1.0)
 
 
 def frames_grow(method: Method) -> bool:
@@ -288,7 +294,7 @@ def frames_grow(method: Method) -> bool:
 def measure_codec(
     net: Net,
     method: Method,
-    work: Workload,
+    exchanges: Sequence[Rows],
     sizes: Sequence[int],
     optimizer_is_sgd: bool,
     device: torch.device,
@@ -297,17 +303,16 @@ def measure_codec(
     clock: Callable[[], float] = time.perf_counter,
 ) -> ExchangeCost:
     """Seconds of computing in one step's exchanges; ``sizes`` of a pretended group are powers of two, rising."""
-    buckets = [bucket.rows for bucket in work.buckets]
     points = []
     for size in sizes:
-        run = DryRun(method, buckets, size, optimizer_is_sgd, device)
+        run = DryRun(method, exchanges, size, optimizer_is_sgd, device)
         taken = []
         for turn in range(UNTIMED + repeats):
             meet(net)
             seconds = run.seconds(clock)
             if turn >= UNTIMED:
                 taken.append(_mean(net, seconds))
-        frames = plan_exchange(method, bucket_layouts(method, buckets)[0], size).frames
+        frames = plan_exchange(method, run.layouts[0], size).frames
         points.append((frames, typical(taken)))
         del run
     (first, first_s), (last, last_s) = points[0], points[-1]

@@ -84,6 +84,11 @@ class Collective(Protocol[Taken]):
     has been sent.
     """
 
+    def rounds(self, size: int) -> int:
+        """How often the ranks of a group wait for each other in one exchange, one time after the other, what they agree
+        on before they compress included: what a latency costs it."""
+        ...
+
     def mean(
         self, turn: Turn, payload: Taken, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
     ) -> tuple[Result, Accepted]: ...

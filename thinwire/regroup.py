@@ -53,9 +53,10 @@ class Regrouper:
     def __init__(self, numels: Sequence[int]) -> None:
         self._groups = fixed_groups(numels)
         self._group_of = {ordinal: place for place, group in enumerate(self._groups) for ordinal in group}
-        self._begin()
+        self.forget()
 
-    def _begin(self) -> None:
+    def forget(self) -> None:
+        """A new pass begins: let go of what one that was broken off has left here."""
         self._seen: set[int] = set()  # ordinals of this pass
         self._parts: list[list[tuple[Bucket, list[int]]]] = [[] for _ in self._groups]  # buckets, places in them
         self._missing = [len(group) for group in self._groups]
@@ -65,7 +66,7 @@ class Regrouper:
     def arrived(self, bucket: Bucket, ordinals: Sequence[int]) -> list[list[Bucket]]:
         """Take a bucket of parameters with these ordinals; return the groups that can be exchanged now, in pieces."""
         if not self._seen.isdisjoint(ordinals):  # an earlier backward pass was broken off
-            self._begin()
+            self.forget()
         self._seen.update(ordinals)
         touched: dict[int, list[int]] = {}
         for place, ordinal in enumerate(ordinals):
@@ -79,8 +80,13 @@ class Regrouper:
                 complete.append(self._pieces(group))
         if bucket.is_last:
             assert not self._left, "DDP's last bucket came, and a parameter has been in none"
-            self._begin()
+            self.forget()
         return complete
+
+    @property
+    def idle(self) -> bool:
+        """Whether no bucket waits here for the rest of a group."""
+        return not self._seen
 
     def _pieces(self, group: int) -> list[Bucket]:
         self._left -= 1

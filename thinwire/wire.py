@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.ddp import Bucket, Router, Worker, router_of
+from thinwire.ddp import THAWED, Bucket, Router, Worker, router_of
 from thinwire.errors import DetachedError, ExchangeError, NonFiniteError
 from thinwire.exchange import Exchange
 from thinwire.gate import Gate
@@ -51,6 +51,8 @@ class Wire(Saver):
         self._view, self._net, self._groups = view, net, groups
         self._parameters = view.parameters  # name -> parameter, in the model's order
         self._names = list(self._parameters)
+        ignored: set[str] = getattr(model, "parameters_to_ignore", set())
+        self._frozen = [(n, p) for n, p in model.module.named_parameters() if not p.requires_grad and n not in ignored]
         self._ordinals = {id(p): ordinal for ordinal, p in enumerate(self._parameters.values())}
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._step = 0
@@ -256,10 +258,11 @@ class Wire(Saver):
     def _make_merger(self) -> Merger | None:
         """What decides which buckets travel together; None where that is fixed, or would change the result."""
         aggregator, net = self._aggregator, self._net
-        alike = isinstance(aggregator, Exchange) and not aggregator.whole_model and self.method.merges_alike
+        if not isinstance(aggregator, Exchange) or aggregator.whole_model or not self.method.merges_alike:
+            return None
         on_host = net.compute_device.type == "cpu"  # elsewhere a call's end says nothing about its duration
         fixed = self._gate is not None or self._may_have_unused or net.size == 1
-        return Merger() if alike and on_host and not fixed else None
+        return Merger(rounds=aggregator.rounds) if on_host and not fixed else None
 
     def _make_regrouper(self) -> Regrouper | None:
         """What keeps exchanges the same whatever DDP's buckets are; None where they are, or do not matter."""
@@ -293,9 +296,20 @@ class Wire(Saver):
     # --------------------------------------------------------------------------------------------------- stepping
 
     def _before_forward(self, *_: Any) -> None:
-        """Refuse what would hang or be wrong once a rank runs out of inputs (torch.distributed.algorithms.Join)."""
-        if not self.model._join_config.enable:
-            return
+        """Refuse what would hang or be wrong, and let go of what a backward pass that was broken off left behind."""
+        if torch.is_grad_enabled():
+            thawed = next((name for name, p in self._frozen if p.requires_grad), None)
+            if thawed is not None:
+                raise ValueError(THAWED.format(thawed))
+            if torch._C._current_graph_task_id() == -1:  # no backward pass is running
+                self._waiting = []
+                if self._regrouper is not None:
+                    self._regrouper.forget()
+        if self.model._join_config.enable:
+            self._check_join()
+
+    def _check_join(self) -> None:
+        """Refuse what cannot be done once a rank runs out of inputs (torch.distributed.algorithms.Join)."""
         if self.method.averaging_interval is not None:
             raise ValueError(
                 f"{self.method} averages parameters every few steps, which ranks without inputs do not take; "

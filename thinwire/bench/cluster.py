@@ -23,12 +23,12 @@ import thinwire
 from thinwire import advice, emulation
 from thinwire.bench.cluster_worker import MARK, Job
 from thinwire.bench.models import MODELS
+from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.bench.peers import PEERS
 from thinwire.bench.rows import commit, hardware, percentiles, today
 
 ALWAYS = ("noop", "dense", "dense:dtype=bf16", "powersgd-1")
 # The defaults, and the papers' own settings.
-PAPER_DGC, PAPER_GTOPK = "dgc:density=0.001,values=fp32,factor_masking=true", "gtopk:density=0.001"
 METHODS = ("dgc", PAPER_DGC, "gtopk", PAPER_GTOPK, "terngrad", "blocksign")
 
 Row = dict[str, Any]

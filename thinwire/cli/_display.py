@@ -195,7 +195,7 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
     for name, factor in factors.items():
         out.print(f"{name} ran with {factor:g} times the recipe's learning rate.")
     for outcome in outcomes:
-        asked = str(peers.parse(outcome.spec))
+        asked = str(peers.parse(job.methods[job.specs.index(outcome.spec)]))
         if outcome.method != asked:
             out.print(f"{escape(outcome.spec)} ran as {escape(outcome.method)}: the recipe clips gradients.")
 

@@ -23,7 +23,8 @@ class Job:
     """One recipe and the methods to train it with, one after the other; travels to every worker."""
 
     recipe: str
-    specs: tuple[str, ...]
+    specs: tuple[str, ...]  # as they were asked for: the names under which everything is kept and shown
+    methods: tuple[str, ...]  # the same in full: what is trained, whatever the defaults are when the run is resumed
     epochs: int
     seed: int
     device: str = "cpu"
@@ -53,11 +54,10 @@ class Job:
         """A job whose names and options all exist, or a Complaint about the first that does not."""
         if recipe not in RECIPES:
             raise Complaint(unknown("recipe", recipe, RECIPES))
-        for spec in specs:
-            try:
-                peers.parse(spec)
-            except ValueError as error:
-                raise Complaint(f"{error}.") from error
+        try:
+            methods = tuple(peers.parse(spec).in_full for spec in specs)
+        except ValueError as error:
+            raise Complaint(f"{error}.") from error
         if RECIPES[recipe].needs_data and data is None:
             raise Complaint(
                 f"the recipe '{recipe}' trains on data that is not in the package; name its folder with --data."
@@ -71,6 +71,7 @@ class Job:
         return cls(
             recipe=recipe,
             specs=tuple(specs),
+            methods=methods,
             epochs=epochs or RECIPES[recipe].epochs,
             seed=seed,
             device=resolved_device(device),
@@ -100,8 +101,9 @@ class Job:
         if isinstance(config, dict) and config.get("in_process"):
             raise Complaint(f"'{folder}' cannot be resumed: a run with --in-process keeps no checkpoints.")
         own = {field.name for field in dataclasses.fields(cls)} - {"out", "resume", "timeout_s"}
-        if not isinstance(config, dict) or not own | {"workers"} <= set(config):
+        if not isinstance(config, dict) or not own | {"workers"} <= {*config, "methods"}:
             raise Complaint(f"'{folder}' cannot be resumed: '{path}' does not describe a run of this version.")
+        _check_methods(config, folder)
         kept: dict[str, Any] = {name: tuple(v) if isinstance(v := config[name], list) else v for name in own}
         if kept["recipe"] not in RECIPES:
             raise Complaint(unknown("recipe", kept["recipe"], RECIPES, f" in '{path}'"))
@@ -109,6 +111,25 @@ class Job:
             check_tensorboard()
         resolved_device(kept["device"])
         return cls(**kept, out=str(folder.absolute()), resume=True, timeout_s=timeout_s), int(config["workers"])
+
+
+def _check_methods(config: dict[str, Any], folder: Path) -> None:
+    """Refuse a run whose methods cannot be known for certain, or are not known here."""
+    specs, methods = config["specs"], config.get("methods")
+    if methods is None:
+        named = " ".join(map(str, specs))
+        raise Complaint(
+            f"'{folder}' cannot be resumed: it was begun by an older thinwire, which kept '{named}' without the "
+            "options that were not given, and their defaults have changed since; finish it with that version, "
+            "or train anew with another --out."
+        )
+    try:
+        if not isinstance(methods, list) or len(methods) != len(specs):
+            raise ValueError(f"it names {len(specs)} methods, and not as many in full")
+        for method in methods:
+            peers.parse(str(method))
+    except ValueError as error:
+        raise Complaint(f"'{folder}' cannot be resumed: {error}.") from error
 
 
 def resolved_device(name: str) -> str:

@@ -88,7 +88,7 @@ def _train_all(job: Job, device: torch.device, report: Report, stop: Callable[[]
             for outcome in outcomes:
                 report(outcome)
     for index in range(first, len(job.specs)):
-        training = Training(recipe, job.specs[index], plan, net, report)
+        training = Training(recipe, job.specs[index], plan, net, report, job.methods[index])
         if state is not None:
             training.load_state_dict(state)
             state = None

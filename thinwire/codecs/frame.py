@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from thinwire.errors import FrameError
 from thinwire.kernels import checksum_around, frame_heads
+from thinwire.kernels.uploads import once_a_thread, upload
 from thinwire.layout import Turn
 
 MAGIC = b"TW"
@@ -71,11 +70,9 @@ def pack_header(header: Header, body_nbytes: int) -> bytes:
     )  # fmt: skip
 
 
-@lru_cache(maxsize=256)
-def _header_on_device(header: Header, body_nbytes: int, device: torch.device, thread: int) -> Tensor:  # (36,) uint8
-    # A thread has its own: it copies on its own stream, and another one's would not wait for that.
-    packed = torch.frombuffer(bytearray(pack_header(header, body_nbytes)), dtype=torch.uint8)
-    return packed.pin_memory().to(device, non_blocking=True)
+@once_a_thread(most=256)
+def _header_on_device(header: Header, body_nbytes: int, device: torch.device) -> Tensor:  # (36,) uint8
+    return upload(torch.frombuffer(bytearray(pack_header(header, body_nbytes)), dtype=torch.uint8), device)
 
 
 def is_finished(frame: Tensor) -> bool:  # (B,) uint8
@@ -116,7 +113,7 @@ def build(
     if device.type == "cpu":
         frame[:HEADER_NBYTES] = torch.frombuffer(bytearray(pack_header(header, body)), dtype=torch.uint8)
     else:  # all but the step is the same at every step, and lies on the device already
-        frame[:HEADER_NBYTES] = _header_on_device(replace(header, step=0), body, device, threading.get_ident())
+        frame[:HEADER_NBYTES] = _header_on_device(replace(header, step=0), body, device)
         step = header.step & 0xFFFFFFFF
         frame[_STEP_AT : _STEP_AT + 4].view(torch.int32).fill_(step - (1 << 32) if step >= 1 << 31 else step)
     if flag is not None:

@@ -26,6 +26,9 @@ class AllGather(StatelessCollective):
 
     codec: SparseCodec
 
+    def rounds(self, size: int) -> int:
+        return 1
+
     def mean(
         self, turn: Turn, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
     ) -> tuple[SparseResult, Accepted]:

@@ -94,6 +94,10 @@ class GlobalTopK(StatelessCollective):
 
     codec: SparseCodec
 
+    def rounds(self, size: int) -> int:
+        extras = size & (size - 1)
+        return size.bit_length() - 1 + (2 if extras else 0)  # swaps; to a proxy and back
+
     def mean(
         self, turn: Turn, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
     ) -> tuple[SparseResult, Accepted]:

@@ -63,6 +63,9 @@ class Server(StatelessCollective, ABC):
         self.topology = topology
         self._space = Workspace()
 
+    def rounds(self, size: int) -> int:
+        return 2  # up and down
+
     @abstractmethod
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         """Length of the frame in which a worker pushes this shard."""
@@ -284,6 +287,9 @@ class TernaryServer(Server):
     def __init__(self, topology: str, share_scaler: bool) -> None:
         super().__init__(topology)
         self.share_scaler = share_scaler
+
+    def rounds(self, size: int) -> int:
+        return super().rounds(size) + int(self.share_scaler)  # the scalers are agreed on first
 
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         return TernaryCodec().nbytes(shard.numel, 0 if self.share_scaler else len(shard.pieces), shard.tail_numel)

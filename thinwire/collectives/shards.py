@@ -6,7 +6,6 @@ in: a server's own error stays on its rank when DDP rebuilds its buckets.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from thinwire.compressors.blocksign import cut_into_blocks
 from thinwire.kernels import Runs
+from thinwire.kernels.uploads import once_a_thread, upload
 from thinwire.layout import Layout, Segment, Turn
 
 WHOLE_BELOW = 4096  # a tensor smaller than this is served by one rank
@@ -135,26 +135,23 @@ def worker_runs(shard: Shard, block: int | None) -> Runs:
 
 def block_scales(scales: Tensor, shard: Shard, block: int | None, layout: Layout) -> Tensor:  # (all,) -> (B,) float32
     """Those of a worker's scales that belong to the blocks of ``worker_runs``."""
-    return _taken(scales, _scale_places(shard, block, layout, scales.device, threading.get_ident()))
+    return _taken(scales, _scale_places(shard, block, layout, scales.device))
 
 
 def piece_scales(scales: Tensor, shard: Shard) -> Tensor:  # (coded tensors,) -> (pieces,) float32
     """The scale of every piece's tensor. Coded segments come first in a layout, and so do their scales."""
     places = tuple(piece.place for piece in shard.pieces)
-    return _taken(scales, _on_device(places, scales.device, threading.get_ident()))
+    return _taken(scales, _on_device(places, scales.device))
 
 
-# A thread has its own places on a GPU: it copies on its own stream, and another one's would not wait for that.
-@lru_cache(maxsize=1024)
-def _on_device(places: tuple[int, ...], device: torch.device, thread: int) -> Tensor:  # -> (p,) int64
-    return torch.tensor(places, dtype=torch.int64).to(device)
+@once_a_thread(most=1024)
+def _on_device(places: tuple[int, ...], device: torch.device) -> Tensor:  # -> (p,) int64
+    return upload(torch.tensor(places, dtype=torch.int64), device)
 
 
-@lru_cache(maxsize=256)
-def _scale_places(
-    shard: Shard, block: int | None, layout: Layout, device: torch.device, thread: int
-) -> Tensor:  # -> (B,) int64
-    return shard.worker_scales(block, layout).to(device)
+@once_a_thread(most=256)
+def _scale_places(shard: Shard, block: int | None, layout: Layout, device: torch.device) -> Tensor:  # -> (B,) int64
+    return upload(shard.worker_scales(block, layout), device)
 
 
 def _taken(scales: Tensor, places: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from thinwire.compressors.topk import entries_kept
 from thinwire.layout import Layout
 from thinwire.methods import DGC, BlockSign, Dense, GradientDropping, GTopK, Method, Noop, SignSGD, TernGrad
 from thinwire.probe import Link
+from thinwire.regroup import fixed_groups
 
 Rows = Sequence[tuple[str, int, torch.Size]]  # parameter name, ordinal, shape
 
@@ -40,10 +41,25 @@ class Plan:
         return link.seconds(self.nbytes, self.rounds)
 
 
+def exchanged_rows(method: Method, buckets: Sequence[Rows]) -> list[tuple[Rows, int]]:
+    """What each exchange of a step carries, and the place of the bucket that it waits for, in the order they begin.
+
+    One exchange a bucket; one for the whole model where the method wants that; and where what travels together changes
+    the result, groups that the model alone decides on (thinwire/regroup.py).
+    """
+    if wants_whole_model(method):
+        return [([row for rows in buckets for row in rows], len(buckets) - 1)] if buckets else []
+    if method.merges_alike:
+        return [(rows, place) for place, rows in enumerate(buckets)]
+    model = sorted((row[1], row, place) for place, rows in enumerate(buckets) for row in rows)  # by ordinal
+    groups = [[model[i] for i in reversed(group)] for group in fixed_groups([row[2].numel() for _, row, _ in model])]
+    waiting = [([row for _, row, _ in group], max(place for _, _, place in group)) for group in groups]
+    return sorted(waiting, key=lambda one: one[1])
+
+
 def bucket_layouts(method: Method, buckets: Sequence[Rows]) -> list[Layout]:
-    """The layouts of a step's exchanges: one a bucket, or one for the whole model where the method wants that."""
-    groups = [[row for rows in buckets for row in rows]] if wants_whole_model(method) else list(buckets)
-    return [method.layout(rows) for rows in groups]
+    """The layouts of a step's exchanges, in the order they begin."""
+    return [method.layout(rows) for rows, _ in exchanged_rows(method, buckets)]
 
 
 def wants_whole_model(method: Method) -> bool:

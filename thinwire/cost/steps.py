@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.cost.plans import Plan, bucket_layouts, plan_exchange
+from thinwire.cost.plans import Plan, exchanged_rows, plan_exchange
 from thinwire.methods import Dense, Method, Noop
 from thinwire.probe import Link
 
@@ -51,10 +51,12 @@ class Workload:
 
     @classmethod
     def of_size(cls, params: int, compute_s: float, tensor: int = 2**20) -> Workload:
-        """A model of which only the size is known: equal tensors, a backward pass of two thirds of the step."""
+        """A model of which only the size is known: equal tensors, a backward pass of two thirds of the step that
+        begins with the tensor declared last."""
         rows, buckets, inside, limit = [], [], 0, FIRST_BUCKET
         done = 0
-        for ordinal, start in enumerate(range(0, params, tensor)):
+        starts = range(0, params, tensor)
+        for ordinal, start in zip(reversed(range(len(starts))), starts, strict=True):
             count = min(tensor, params - start)
             rows.append((f"tensor{ordinal}", ordinal, torch.Size([1, count])))
             inside, done = inside + 4 * count, done + count
@@ -141,14 +143,12 @@ def _predict(
     hosts: int,
     overlap: float,
 ) -> Prediction:
-    layouts = bucket_layouts(method, [bucket.rows for bucket in buckets])
-    last_s = work.buckets[-1].ready_s
-    ready = [bucket.ready_s for bucket in buckets] if len(layouts) == len(buckets) else [last_s]
     jobs, total, codec_s = [], Plan(), 0.0
-    for ready_s, layout in zip(ready, layouts, strict=True):
+    for rows, place in exchanged_rows(method, [bucket.rows for bucket in buckets]):
+        layout = method.layout(rows)
         plan = plan_exchange(method, layout, hosts)
         seconds = cost.computing_s(plan.frames) * layout.numel / max(1, work.numel)  # frames are alike in all buckets
-        jobs.append((ready_s, seconds, cost.wire * plan.seconds(link)))
+        jobs.append((buckets[place].ready_s, seconds, cost.wire * plan.seconds(link)))
         total, codec_s = total + plan, codec_s + seconds
-    step_s = schedule(work.compute_s, last_s, jobs, overlap)
+    step_s = schedule(work.compute_s, work.buckets[-1].ready_s, jobs, overlap)
     return Prediction(str(method), hosts, step_s, total.nbytes, codec_s, cost.wire * total.seconds(link))

@@ -58,12 +58,15 @@ class Plan:
 class Training:
     """One method's training from the recipe's initial parameters; every rank of the net makes one.
 
-    Only rank 0 reports. The same seed gives every method the same initial parameters, data order and augmentation.
+    Only rank 0 reports, under the name ``spec``; ``method`` says in full what that is, where a run is resumed. The same
+    seed gives every method the same initial parameters, data order and augmentation.
     """
 
-    def __init__(self, recipe: Recipe, spec: str, plan: Plan, net: GroupNet, report: Report) -> None:
+    def __init__(
+        self, recipe: Recipe, spec: str, plan: Plan, net: GroupNet, report: Report, method: str | None = None
+    ) -> None:
         self.recipe, self.spec, self.plan, self.net, self.report = recipe, spec, plan, net, report
-        self.method = recipe.adapted(peers.parse(spec))
+        self.method = recipe.adapted(peers.parse(spec if method is None else method))
         self.lr_factor = recipe.lr_factor(self.method.name)
         torch.manual_seed(plan.seed)
         self.module = recipe.placed(recipe.model())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 import triton
@@ -12,11 +11,12 @@ from torch import Tensor
 
 from thinwire.kernels.gpu.tables import TILE, Cuts, cached, pointers, tiles_of
 from thinwire.kernels.reference import Runs, Segments, pack_bits
+from thinwire.kernels.uploads import once_a_thread
 
 _BITE = 512
 
 
-@lru_cache(maxsize=64)
+@once_a_thread(most=64)
 def _cuts_of_runs(runs: Runs, device: torch.device) -> Cuts:
     return Cuts(tuple(length for length, count in runs for _ in range(count)), TILE, device)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinwire.kernels.four_bits import four_bit_encode
 from thinwire.kernels.gpu.recorded import Recorder
-from thinwire.kernels.gpu.tables import upload
+from thinwire.kernels.uploads import upload
 
 _BLOCK = 256  # entries a program: those that share an int8 scale
 _TRIED = 5  # Rice parameters that are compared
@@ -206,7 +206,7 @@ def _header(front: tuple[int, ...], body_nbytes: int, device: torch.device) -> T
     if key not in headers:
         if len(headers) > 64:
             headers.clear()  # recordings that used them hold on to theirs
-        headers[key] = upload([*front, 0, body_nbytes, 0], torch.int32, device)
+        headers[key] = upload(torch.tensor([*front, 0, body_nbytes, 0], dtype=torch.int32), device)
     return headers[key]
 
 

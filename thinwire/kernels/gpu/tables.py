@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from thinwire.kernels.uploads import once_a_thread, upload
 
 TILE = 4096  # elements that one program passes over; a tile lies inside one segment
 WORDS = TILE // 32  # 32-bit words of one tile's bit mask
 
 
-def upload(rows: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copy numbers to the device without waiting for it."""
-    host = torch.tensor(rows, dtype=dtype)
-    return host.to(device) if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
-
-
+@once_a_thread(most=4096)
 def cached(rows: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same for tables that seldom change: pointers of DDP's buckets, momentum, decay.
-
-    Every thread has its own: it copies on its own stream, and another one's would not wait for that.
-    """
-    return _cached(rows, dtype, device, threading.get_ident())
-
-
-@lru_cache(maxsize=4096)
-def _cached(rows: tuple[float, ...], dtype: torch.dtype, device: torch.device, thread: int) -> Tensor:
-    return upload(rows, dtype, device)
+    """Numbers that seldom change, on the device: pointers of DDP's buckets, momentum, decay."""
+    return upload(torch.tensor(rows, dtype=dtype), device)
 
 
 class Tiles:
@@ -46,11 +33,11 @@ class Tiles:
         self.total = self.first[-1]
         of = torch.repeat_interleave(torch.arange(len(numels)), torch.tensor(counts, dtype=torch.int64))  # (T,)
         within = torch.arange(self.total) - torch.tensor(self.first[:-1], dtype=torch.int64)[of] if numels else of
-        self.segment = of.to(torch.int32).to(device)  # (T,) the tile's segment
-        self.offset = (within * tile).to(torch.int32).to(device)  # (T,) where it begins inside that segment
+        self.segment = upload(of.to(torch.int32), device)  # (T,) the tile's segment
+        self.offset = upload((within * tile).to(torch.int32), device)  # (T,) where it begins inside that segment
 
 
-@lru_cache(maxsize=64)
+@once_a_thread(most=64)
 def tiles_of(numels: tuple[int, ...], device: torch.device, tile: int = TILE) -> Tiles:
     return Tiles(numels, device, tile)
 
@@ -77,11 +64,11 @@ class Cuts:
         in_block = torch.searchsorted(blocks, torch.arange(len(lengths) + 1))  # (blocks + 1,)
         starts = ends - torch.tensor(lengths, dtype=torch.int64)
         self.num_pieces = piece_ends.numel()
-        self.first_piece, self.block_of = firsts.to(torch.int32).to(device), blocks.to(torch.int32).to(device)
-        self.first_of_block = in_block.to(torch.int32).to(device)
-        self.starts, self.ends = starts.to(torch.int32).to(device), ends.to(torch.int32).to(device)  # (B,)
+        self.first_piece, self.block_of, self.first_of_block, self.starts, self.ends = (
+            upload(table.to(torch.int32), device) for table in (firsts, blocks, in_block, starts, ends)
+        )
 
 
-@lru_cache(maxsize=64)
+@once_a_thread(most=64)
 def cuts_of(lengths: tuple[int, ...], tile: int, device: torch.device) -> Cuts:
     return Cuts(lengths, tile, device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire.kernels.gpu.bits import popcount
 from thinwire.kernels.gpu.sparse_frames import mix
 from thinwire.kernels.gpu.tables import cached, pointers
-from thinwire.kernels.reference import RiceStream, _checked_indices
+from thinwire.kernels.reference import RiceStream, checked_indices
 
 _BLOCK = 512
 _LONGEST = 1 << 20  # entries; every program adds up all blocks before its own
@@ -97,10 +97,10 @@ def _rebuild(
 def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
     """All streams at once. One that is not right is decoded again by the reference, which says what is wrong."""
     if max(stream.count for stream in streams) > _LONGEST:
-        return [_checked_indices(stream, numel) for stream in streams]
+        return [checked_indices(stream, numel) for stream in streams]
     indices, faults = launch_rice_indices(streams, numel)
     return [
-        _checked_indices(stream, numel) if wrong else (found[: stream.count], 0)
+        checked_indices(stream, numel) if wrong else (found[: stream.count], 0)
         for stream, found, wrong in zip(streams, indices, faults.tolist(), strict=True)
     ]
 

@@ -1,0 +1,136 @@
+"""The cost model plans what really travels together: the model's own groups with int8 and int4 values, else buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire
+from thinwire import profile, regroup
+from thinwire.cost import Bucket, ExchangeCost, Workload, bucket_layouts, plan_exchange, predict
+from thinwire.cost.plans import exchanged_rows
+from thinwire.probe import Link
+from thinwire.profile import buckets_of, exchanges_of, measure_exchange
+from thinwire.regroup import fixed_groups
+from thinwire.transport import ThreadNet, ThreadWorld
+
+MB = 1 << 18  # elements of float32 in a mebibyte
+
+# Declared in this order, and ready in another: the second tensor, which its group needs, comes last of all.
+NUMELS = [30 * MB, 1 * MB, 20 * MB, 6 * MB, 2 * MB]
+ROWS = [(f"t{i}", i, torch.Size([64, numel // 64])) for i, numel in enumerate(NUMELS)]
+BUCKETS = [
+    Bucket(0.2, (ROWS[4],)), Bucket(0.5, (ROWS[0],)), Bucket(0.7, (ROWS[2], ROWS[3])), Bucket(0.9, (ROWS[1],))
+]  # fmt: skip
+WORK = Workload(1.0, tuple(BUCKETS))
+GROUPED, BUCKETED = ["dgc", "dgc:values=int4"], ["dgc:values=fp32", "terngrad", "blocksign"]
+
+
+def ordinals(rows: Any) -> tuple[int, ...]:
+    return tuple(ordinal for _, ordinal, _ in rows)
+
+
+@pytest.mark.parametrize("spec", GROUPED)
+def test_groups_of_the_models_own_wait_for_their_last_bucket(spec: str) -> None:
+    assert fixed_groups(NUMELS) == [(4,), (3, 2), (1, 0)]
+    found = exchanged_rows(thinwire.parse_method(spec), [bucket.rows for bucket in BUCKETS])
+    assert [(ordinals(rows), place) for rows, place in found] == [((4,), 0), ((2, 3), 2), ((0, 1), 3)]
+
+
+@pytest.mark.parametrize("spec", BUCKETED)
+def test_everything_else_travels_in_buckets(spec: str) -> None:
+    found = exchanged_rows(thinwire.parse_method(spec), [bucket.rows for bucket in BUCKETS])
+    assert [(ordinals(rows), place) for rows, place in found] == [((4,), 0), ((0,), 1), ((2, 3), 2), ((1,), 3)]
+
+
+def test_the_whole_model_waits_for_the_last_bucket() -> None:
+    ((rows, place),) = exchanged_rows(thinwire.parse_method("gtopk:values=int8"), [one.rows for one in BUCKETS])
+    assert sorted(ordinals(rows)) == [0, 1, 2, 3, 4] and place == 3
+
+
+def test_a_prediction_sends_the_groups_when_they_are_ready() -> None:
+    """A link of nothing but latency, hidden behind backward until the last group: three exchanges, not four."""
+    method, hosts = thinwire.parse_method("dgc"), 5
+    latency_s = 0.01
+    one = predict(method, WORK, Link(latency_s, 0.0), ExchangeCost(0.0), hosts)
+    rounds = hosts - 1  # of an all-gather
+    assert one.wire_s == pytest.approx(3 * rounds * latency_s)
+    assert one.step_s == pytest.approx(0.9 + rounds * latency_s + 0.1)  # what the last group waited for came at 0.9
+    plans = [plan_exchange(method, layout, hosts) for layout in bucket_layouts(method, [b.rows for b in BUCKETS])]
+    assert one.nbytes == sum(plan.nbytes for plan in plans)
+
+
+def test_a_model_of_known_size_is_ready_from_its_last_tensor_on() -> None:
+    """So that its groups become ready on the way, as those of a real model do, and not all at the end."""
+    work = Workload.of_size(25_600_000, 0.2)
+    buckets = [bucket.rows for bucket in work.buckets]
+    found = exchanged_rows(thinwire.parse_method("dgc"), buckets)
+    assert [set(ordinals(rows)) for rows, _ in found] == [set(ordinals(rows)) for rows in buckets]
+    assert [place for _, place in found] == list(range(len(buckets))) and len(buckets) > 3
+
+
+def test_a_rehearsal_of_cut_tensors_keeps_the_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are found before tensors are cut to a share: cut, all of them would fit into one."""
+    method, seen = thinwire.parse_method("dgc"), []
+
+    class Seen(profile.Rehearsal):
+        def __init__(self, method: Any, layouts: Any, *rest: Any) -> None:
+            seen.append([tuple(sorted(s.ordinal for s in layout.segments)) for layout in layouts])
+            super().__init__(method, layouts, *rest)
+
+    monkeypatch.setattr(profile, "Rehearsal", Seen)
+    rows = tuple((f"t{i}", i, torch.Size([64, 8192])) for i in range(4))  # 2 MiB each
+    work = Workload(1.0, (Bucket(0.5, rows[2:]), Bucket(0.9, rows[:2])))
+    assert [ordinals(one) for one in exchanges_of(method, work)] == [(3,), (0, 1, 2)]
+    link = Link(0.0, 1e-3)  # so slow that a share is rehearsed
+
+    def work_on(net: ThreadNet) -> None:
+        measure_exchange(net, method, work, link, True, torch.device("cpu"), 1, more_hosts=True, longest_s=0.1)
+
+    ThreadWorld(2).run(work_on)
+    assert seen == [[(3,), (0, 1, 2)]] * 2
+
+
+class Crossed(nn.Module):
+    """Layers that are used in another order than they are declared in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for place in (3, 0, 5, 1, 4, 2):
+            x = torch.tanh(self.layers[place](x))
+        return x
+
+
+def planned_and_exchanged(group: dist.ProcessGroup) -> tuple[list[Any], list[Any]]:
+    """What the cost model says that exchanges of a step carry, and what a wire really exchanges."""
+    kept = regroup.FIRST_NBYTES, regroup.LATER_NBYTES
+    regroup.FIRST_NBYTES, regroup.LATER_NBYTES = 10_000, 35_000  # several groups in a small model
+    try:
+        torch.manual_seed(0)
+        model = DDP(Crossed(), process_group=group, bucket_cap_mb=0.03)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parameters = dict(model.module.named_parameters())
+        work = Workload(1.0, tuple(buckets_of(parameters, {name: float(-i) for i, name in enumerate(parameters)})))
+        planned = [tuple(sorted(ordinals(rows))) for rows in exchanges_of(thinwire.DGC(), work)]
+        wire = thinwire.attach(model, optimizer, "dgc")
+        for _ in range(3):
+            model(torch.ones(4, 64)).square().mean().backward()
+        wire.stats  # noqa: B018  # all exchanges are done
+        exchanged = [tuple(sorted(places)) for places in wire._layouts]
+        wire.detach()
+        return planned, exchanged
+    finally:
+        regroup.FIRST_NBYTES, regroup.LATER_NBYTES = kept
+
+
+def test_what_is_planned_is_what_is_exchanged(cluster: Any) -> None:
+    for planned, exchanged in cluster.run(planned_and_exchanged, 2):
+        assert sorted(planned) == sorted(exchanged) and len(planned) == 3

@@ -1,0 +1,89 @@
+"""A collective says how many latencies an exchange contains, and merging counts them all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from workers import noise
+
+import thinwire
+from thinwire import merging
+from thinwire.exchange import Exchange
+from thinwire.layout import Hyper, Turn
+from thinwire.merging import Merger, Spent
+from thinwire.transport import ThreadNet, ThreadWorld
+
+SPECS = ["dgc", "dropping", "gtopk", "terngrad", "terngrad:share_scaler=false", "terngrad:topology=server", "blocksign",
+         "blocksign:topology=server", "blocksign:two_way=false", "signsgd", "signsgd:topology=server"]  # fmt: skip
+
+
+class CountingNet(ThreadNet):
+    """Counts how often this rank waits for others; one call may be made of others."""
+
+    def __init__(self, world: ThreadWorld, rank: int) -> None:
+        super().__init__(world, rank)
+        self.waits = self._depth = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in ("all_gather", "gather_each", "all_to_all", "all_reduce", "swap"):
+            return found
+
+        def counted(*args: Any, **options: Any) -> Any:
+            self.waits += not self._depth
+            self._depth += 1
+            result = found(*args, **options)
+            result = iter(list(result)) if name == "gather_each" else result
+            self._depth -= 1
+            return result
+
+        return counted
+
+
+def waits(net: ThreadNet, spec: str) -> tuple[int, int]:
+    """What a collective says, and what an exchange of it does."""
+    method, counting = thinwire.parse_method(spec), CountingNet(net.world, net.rank)
+    layout = method.layout([("a", 0, torch.Size([40, 500])), ("b", 1, torch.Size([30]))])
+    weights = tuple(torch.ones(segment.numel) for segment in layout.segments)
+    gradient = torch.cat([noise((s.numel,), net.rank, 0, s.name) for s in layout.segments])
+    aggregator = method.aggregator(counting, True)
+    assert isinstance(aggregator, Exchange)
+    aggregator.mean(Turn(layout, 0, (Hyper(0.1, 0.9),) * 2, weights), gradient)
+    return aggregator.rounds, counting.waits
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_collective_says_how_often_its_ranks_wait(spec: str, size: int) -> None:
+    for said, done in ThreadWorld(size).run(lambda net: waits(net, spec)):
+        assert said == done
+
+
+def test_ranks_beyond_a_power_of_two_go_to_a_proxy_and_back() -> None:
+    rounds = thinwire.GTopK().aggregator(ThreadNet(ThreadWorld(1), 0), True).collective.rounds
+    assert [rounds(size) for size in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 3, 2, 4, 3, 5]
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_merging_counts_every_latency(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    """Latency 1 s and nothing else: an exchange costs its rounds, and joining two saves as much."""
+    asked: list[tuple[list[float], float]] = []
+
+    def best(ready: Any, cost: Any, saving: float, each: float = 0.0) -> tuple[int, ...]:
+        asked.append(([round(one, 3) for one in cost], round(saving, 3)))
+        return (len(cost) - 1,)
+
+    monkeypatch.setattr(merging, "_all_gather_s", lambda net, nbytes, calls: 1.0)
+    monkeypatch.setattr(merging, "best_groups", best)
+
+    def work(net: ThreadNet) -> None:
+        merger = Merger(rounds=rounds)
+        for _ in range(5):
+            for ordinal in (9, 0):
+                if merger.arrived(ordinal, 1000, ordinal == 0):
+                    merger.exchanged(Spent(0.0, 0.0, 1000), ordinal == 0, net)
+
+    ThreadWorld(2).run(work)
+    assert asked == [([float(rounds)] * 2, float(rounds))] * 2

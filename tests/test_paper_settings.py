@@ -1,0 +1,43 @@
+"""The papers' settings have one home, and everything that compares with them takes them from there."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import thinwire
+from thinwire.bench import cluster
+from thinwire.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import claims  # noqa: E402
+
+
+def test_they_are_what_the_documentation_says() -> None:
+    assert thinwire.parse_method(PAPER_DGC) == thinwire.DGC(density=0.001, values="fp32", factor_masking=True)
+    assert thinwire.parse_method(PAPER_GTOPK) == thinwire.GTopK(density=0.001)
+    assert thinwire.parse_method(PAPER_BLOCKSIGN) == thinwire.BlockSign(dense_below=0)
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"`{spec}`" in readme for spec in (PAPER_DGC, PAPER_GTOPK))
+
+
+def test_benchmarks_and_claims_use_them() -> None:
+    assert {PAPER_DGC, PAPER_GTOPK} < set(cluster.METHODS)
+    warm = {"warmup": 388}
+    assert thinwire.parse_method(claims.DGC) == replace(thinwire.parse_method(PAPER_DGC), **warm)  # type: ignore[arg-type]
+    assert claims.RUNS["vgg-gtopk-s0"].endswith(f" --method {PAPER_GTOPK},warmup=388")
+    ours = replace(thinwire.parse_method(PAPER_BLOCKSIGN), topology="server")  # type: ignore[call-arg]
+    assert thinwire.parse_method(claims.SIGNS) == ours
+
+
+@pytest.mark.parametrize("folder", ["thinwire", "benchmarks", "docs", "examples"])
+def test_nobody_writes_them_out_again(folder: str) -> None:
+    files = [path for path in (ROOT / folder).rglob("*.py") if path.name != "paper_settings.py"]
+    assert files
+    for path in files:
+        for spec in (PAPER_DGC, PAPER_GTOPK + '"', PAPER_GTOPK + ","):
+            assert spec not in path.read_text(), f"{path.relative_to(ROOT)}: take it from thinwire.bench.paper_settings"

@@ -1,0 +1,64 @@
+"""Small tables on a device: made once in each thread, in one way everywhere, and gone with the thread."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import thinwire
+from thinwire.collectives import shards
+from thinwire.kernels import reference
+from thinwire.kernels.reference import quantization
+from thinwire.kernels.uploads import once_a_thread, upload
+
+ELSEWHERE = torch.device("meta")  # a device that is not the host, and everywhere to be had
+
+
+def in_another_thread(work: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results.pop()
+
+
+def test_a_table_is_made_once_a_thread_and_goes_with_it() -> None:
+    made = []
+
+    @once_a_thread(most=2)
+    def table(rows: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        made.append(rows)
+        return upload(torch.tensor(rows), device)
+
+    cpu = torch.device("cpu")
+    mine = table((1, 2), cpu)
+    assert table((1, 2), cpu) is mine and mine.tolist() == [1, 2] and made == [(1, 2)]
+    theirs = in_another_thread(lambda: (weakref.ref(table((1, 2), cpu)), table((1, 2), cpu) is not mine))
+    gc.collect()
+    assert theirs[0]() is None and theirs[1] and len(made) == 2 and table((1, 2), cpu) is mine
+    table((3,), cpu), table((4,), cpu)
+    assert table((1, 2), cpu) is not mine, "more tables than wanted are held"
+
+
+def test_no_thread_leaves_its_tables_behind() -> None:
+    """What a wire's thread uploaded is freed when the wire is detached."""
+    for make in (
+        lambda: quantization._block_lengths(((3, 2), (5, 1)), ELSEWHERE),
+        lambda: shards._on_device((0, 2, 3), ELSEWHERE),
+    ):
+        left = in_another_thread(lambda make=make: weakref.ref(make()))  # type: ignore[misc]
+        gc.collect()
+        assert left() is None
+    scales = torch.empty(3, device=ELSEWHERE)
+    assert reference.block_expand(scales, ((3, 2), (5, 1))).shape == (11,)
+
+
+def test_there_is_one_home_for_this() -> None:
+    keyed = [path for path in Path(thinwire.__file__).parent.rglob("*.py") if "get_ident" in path.read_text()]
+    assert not keyed, "a cache of its own for tables of a thread: use thinwire.kernels.uploads"

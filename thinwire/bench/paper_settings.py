@@ -1,0 +1,8 @@
+"""The papers' own settings as method strings, for whoever compares with them; the defaults are ours.
+
+docs/design.md, "Defaults and why", has what was measured of both.
+"""
+
+PAPER_DGC = "dgc:density=0.001,values=fp32,factor_masking=true"
+PAPER_GTOPK = "gtopk:density=0.001"
+PAPER_BLOCKSIGN = "blocksign:dense_below=0"  # everything is compressed

@@ -1,0 +1,106 @@
+"""Steps over the segments of an exchange: gradients lie in parts, state in flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Segments:
+    """One row a parameter: where its state starts in the flat vectors, and what its optimizer group says.
+
+    ``weights`` holds the parameter where weight decay is applied here, else None.
+    """
+
+    starts: tuple[int, ...]
+    momentum: tuple[float, ...]
+    nesterov: tuple[bool, ...]
+    decay: tuple[float, ...]
+    weights: tuple[Tensor | None, ...]
+
+    def decayed(self, place: int, grad: Tensor) -> Tensor:  # (m,) float32 -> (m,) float32
+        weight = self.weights[place]
+        return grad if weight is None else grad + self.decay[place] * weight
+
+
+def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
+    """Return the place of the first part that holds an inf or a nan, or None."""
+    # Zero times anything finite is zero, and a sum of zeros cannot overflow.
+    if not parts:
+        return None
+    sums = torch.stack([(part * 0).sum() for part in parts]).cpu()
+    bad = torch.nonzero(~torch.isfinite(sums)).flatten()
+    return int(bad[0]) if bad.numel() else None
+
+
+def watch(parts: Sequence[Tensor], flag: Tensor) -> None:  # T vectors, (1,) int32
+    """Set the flag to one where an element is not finite."""
+    for part in parts:
+        flag.logical_or_(~torch.isfinite(part).all())
+
+
+def _only_finite(parts: Sequence[Tensor], flag: Tensor) -> list[Tensor]:
+    watch(parts, flag)
+    return [torch.where(torch.isfinite(part), part, 0.0) for part in parts]
+
+
+def accumulate(
+    parts: Sequence[Tensor],
+    segments: Segments,
+    velocity: Tensor | None,
+    residual: Tensor,
+    thresholds: Sequence[float] | None,
+    capacity: int,
+    flag: Tensor | None = None,
+) -> Tensor | None:  # -> (c,) int64 or None
+    """Add the gradients to the residual, through the velocity where there is one (DGC, Eq. 4 and 7), in place.
+
+    d = g + decay w; u = m u + d; v = v + u, or v + d + m u for Nesterov; without velocity v = v + g. With
+    ``thresholds``, one a part, the flat indices of all elements with |v| >= threshold are returned in rising order, or
+    None when they are more than ``capacity``. Where ``flag`` is given, an element of a gradient that is not finite
+    counts as zero and sets it to one.
+    """
+    if flag is not None:
+        parts = _only_finite(parts, flag)
+    found = []
+    for place, (part, start) in enumerate(zip(parts, segments.starts, strict=True)):
+        v = residual[start : start + part.numel()]
+        if velocity is None:
+            v.add_(part)
+        else:
+            u, m = velocity[start : start + part.numel()], segments.momentum[place]
+            grad = segments.decayed(place, part)
+            u.mul_(m).add_(grad)
+            if segments.nesterov[place]:
+                v.add_(grad).add_(u, alpha=m)
+            else:
+                v.add_(u)
+        if thresholds is not None and thresholds[place] != float("inf"):
+            found.append(torch.nonzero(~(v.abs() < thresholds[place])).flatten() + start)
+    total = sum(indices.numel() for indices in found)
+    if thresholds is None or total > capacity:
+        return None
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64, device=residual.device)
+
+
+def error_step(
+    parts: Sequence[Tensor], segments: Segments, ratios: Sequence[float], velocity: Tensor | None, residual: Tensor,
+    flag: Tensor | None = None,
+) -> None:  # fmt: skip
+    """e = ratio e + q in place; q = d, or with momentum m = mu m + d: q = m, or d + mu m for Nesterov.
+
+    ``flag`` is that of ``accumulate``.
+    """
+    if flag is not None:
+        parts = _only_finite(parts, flag)
+    for place, (part, start) in enumerate(zip(parts, segments.starts, strict=True)):
+        error, mu = residual[start : start + part.numel()], segments.momentum[place]
+        grad = segments.decayed(place, part)
+        if mu and velocity is not None:
+            m = velocity[start : start + part.numel()].mul_(mu).add_(grad)
+            grad = grad.add(m, alpha=mu) if segments.nesterov[place] else m
+        error.mul_(ratios[place]).add_(grad)

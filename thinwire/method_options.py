@@ -1,0 +1,63 @@
+"""The checks of a method's options: each raises ValueError with one sentence that names the method and the option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def require(ok: bool, sentence: str) -> None:
+    if not ok:
+        raise ValueError(sentence)
+
+
+def one_of(method: Any, option: str, known: tuple[Any, ...]) -> None:
+    value = getattr(method, option)
+    require(value in known, f"{method.name}: {option} must be one of {', '.join(map(repr, known))}, not {value!r}")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_bool(method: Any, *options: str) -> None:
+    for option in options:
+        value = getattr(method, option)
+        require(isinstance(value, bool), f"{method.name}: {option} must be True or False, not {value!r}")
+
+
+def check_density(method: Any) -> None:
+    value = method.density
+    require(
+        is_number(value) and 0 < value <= 1,
+        f"{method.name}: density is the share of elements that is sent and must lie in (0, 1], not {value!r}",
+    )
+    warmup = method.warmup
+    require(
+        warmup is None or is_count(warmup, 1) or hasattr(warmup, "density"),
+        f"{method.name}: warmup must be None, a number of steps of at least 1 or a schedule, not {warmup!r}",
+    )
+
+
+def check_clip_norm(method: Any) -> None:
+    clip = method.clip_norm
+    ok = clip is None or (is_number(clip) and clip > 0)
+    require(ok, f"{method.name}: clip_norm must be None or above 0, not {clip!r}")
+
+
+def check_exclude(method: Any) -> None:
+    patterns = method.exclude
+    if isinstance(patterns, str):
+        object.__setattr__(method, "exclude", (patterns,))
+    else:
+        ok = isinstance(patterns, (list, tuple)) and all(isinstance(pattern, str) for pattern in patterns)
+        require(ok, f"{method.name}: exclude must be a list of parameter name patterns, not {patterns!r}")
+        object.__setattr__(method, "exclude", tuple(patterns))
+
+
+def check_dense_below(method: Any) -> None:
+    value = method.dense_below
+    require(is_count(value, 0), f"{method.name}: dense_below must be a number of elements, not {value!r}")

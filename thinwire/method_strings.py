@@ -1,0 +1,71 @@
+"""A method as one string, ``dgc:density=0.01,values=fp32``: how values are spelled and read, and what is refused."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+M = TypeVar("M", bound="DataclassInstance")
+
+
+def spell(value: Any) -> str:
+    """An option's value as ``read_value`` reads it back."""
+    if isinstance(value, tuple):
+        return "+".join(value)
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """What to add to a sentence about an unknown word: the most similar one that is known, or nothing."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def read_value(text: str, annotation: Any) -> Any:
+    """Read an option's value by its declared type; what cannot be read stays text and is refused by the method."""
+    kinds = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) else {annotation}
+    if text.lower() in ("none", "null") and type(None) in kinds:
+        return None
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if any(typing.get_origin(kind) is tuple for kind in kinds):
+        return tuple(text.split("+")) if text else ()
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return text
+
+
+def read_method(spec: str, methods: Mapping[str, type[M]], others: Sequence[str] = ()) -> M:
+    """Read ``name:option=value,option=value`` as one of ``methods``, dataclasses by name; see methods.parse_method."""
+    name, _, rest = spec.strip().partition(":")
+    name = name.strip().lower()
+    if name not in methods:
+        known = [*methods, *others]
+        raise ValueError(f"unknown method {name!r}{nearest(name, known)}; known methods: {', '.join(known)}")
+    hints = typing.get_type_hints(methods[name])
+    options = [f.name for f in fields(methods[name])]
+    given: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        option, equals, text = (piece.strip() for piece in item.partition("="))
+        if not equals:
+            raise ValueError(f"method {name!r}: {item!r} is not of the form option=value")
+        if option not in options:
+            names = ", ".join(options) or "none"
+            raise ValueError(
+                f"method {name!r} has no option {option!r}{nearest(option, options)}; known options: {names}"
+            )
+        if option in given:
+            raise ValueError(f"method {name!r}: option {option!r} is given twice")
+        given[option] = read_value(text, hints[option])
+    return methods[name](**given)

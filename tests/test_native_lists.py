@@ -1,4 +1,4 @@
-"""Native listing, choosing and gathering at the sizes and edges where they take another way than a small vector does."""
+"""Native listing, choosing and gathering, at sizes and edges where they take another way than for a small vector."""
 
 from __future__ import annotations
 

@@ -61,24 +61,19 @@ int update_block(const float* __restrict g, const float* __restrict w, float* __
   return hit;
 }
 
-// Writes the places, from `base` on, of the elements of a block that reach the threshold, and returns their number. Few of
-// its elements do: sixteen at a time are looked at with vectors, and only where one of them does, one by one.
+// Writes the places, from `base` on, of the elements of a block that reach the threshold, and returns their number. One
+// byte an element says whether it does, written with vectors; eight of them are looked at at once (lowest address, lowest
+// byte: machines with the other order are not built for).
 THINWIRE_CLONES
 int64_t list_block(const float* v, int64_t n, float threshold, int64_t base, int64_t* places) {
-  constexpr int64_t kLook = 16;
-  int64_t count = 0, i = 0;
-  for (; i + kLook <= n; i += kLook) {
-    int hit = 0;
-    for (int64_t j = 0; j < kLook; ++j) hit |= !(std::fabs(v[i + j]) < threshold);
-    if (!hit) continue;
-    for (int64_t j = i; j < i + kLook; ++j) {
-      places[count] = base + j;
-      count += !(std::fabs(v[j]) < threshold);
-    }
-  }
-  for (; i < n; ++i) {
-    places[count] = base + i;
-    count += !(std::fabs(v[i]) < threshold);
+  uint8_t reached[kBlock];
+  for (int64_t i = 0; i < n; ++i) reached[i] = !(std::fabs(v[i]) < threshold);
+  for (int64_t i = n; i < (n + 7) / 8 * 8; ++i) reached[i] = 0;
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, reached + i, 8);
+    for (; eight != 0; eight &= eight - 1) places[count++] = base + i + (__builtin_ctzll(eight) >> 3);
   }
   return count;
 }
@@ -130,9 +125,12 @@ THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, 
     total += numels[s];
     ends[s] = total;
   }
+  // The first part's list is the beginning of the result, and is written there; the others follow it.
   std::vector<std::vector<int64_t>> lists(std::max(1, threads));
+  int64_t first_count = 0;
   thinwire::parallel(total, threads, kBlock, [&](int part, int64_t begin, int64_t end) {
     auto& list = lists[part];
+    int64_t listed = 0;
     size_t s = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
     for (int64_t at = begin; at < end; ++s) {
       const Segment& segment = segments[s];
@@ -147,17 +145,26 @@ THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, 
         int hit = update_block(segment.grad + i, w, us == nullptr ? nullptr : us + i, vs + i, n, segment.momentum,
                                segment.decay, segment.nesterov, segment.threshold);
         // Beyond the capacity the list is of no use: only the update goes on.
-        if (hit && !std::isinf(segment.threshold) && static_cast<int64_t>(list.size()) <= capacity) {
-          int64_t places[kBlock + 1];  // one is written ahead of what counts
-          int64_t count = list_block(vs + i, n, segment.threshold, segment.start + i, places);
-          list.insert(list.end(), places, places + count);
+        if (!hit || std::isinf(segment.threshold) || listed > capacity) continue;
+        if (part == 0 && listed + kBlock <= capacity) {
+          listed += list_block(vs + i, n, segment.threshold, segment.start + i, found + listed);
+          continue;
         }
+        int64_t places[kBlock];
+        int64_t count = list_block(vs + i, n, segment.threshold, segment.start + i, places);
+        if (part > 0)
+          list.insert(list.end(), places, places + count);
+        else if (listed + count <= capacity)
+          std::memcpy(found + listed, places, count * sizeof(int64_t));
+        listed += count;
       }
     }
+    if (part == 0) first_count = listed;
   });
-  int64_t count = 0;
+  int64_t count = first_count;
   for (const auto& list : lists) count += static_cast<int64_t>(list.size());
   if (count > capacity) return -1;
+  found += first_count;
   for (const auto& list : lists) {
     if (!list.empty()) std::memcpy(found, list.data(), list.size() * sizeof(int64_t));
     found += list.size();

@@ -15,6 +15,15 @@ THINWIRE_API void tw_subtract_at(float* x, const int64_t* indices, const float* 
   }
 }
 
+// out = x[indices].
+THINWIRE_API void tw_take(const float* x, const int64_t* indices, int64_t count, float* out) {
+  constexpr int64_t kAhead = 16;
+  for (int64_t i = 0; i < count; ++i) {
+    __builtin_prefetch(x + indices[i + kAhead < count ? i + kAhead : i]);
+    out[i] = x[indices[i]];
+  }
+}
+
 // The union of two rising lists; values of an index that both have are added. Returns its length; `out` and `sums` have
 // room for all entries of both.
 THINWIRE_API int64_t tw_union_add(const int64_t* a, const float* a_values, int64_t a_count, const int64_t* b,

@@ -35,19 +35,44 @@ int any_at_least(const float* x, int64_t n, uint32_t least) {
   return hit;
 }
 
+// The k-th smallest of some keys, which are all different. A table over the range of their magnitudes says in which
+// narrow stretch it lies, and only the keys of that stretch are put into order.
+uint64_t kth_of(const std::vector<uint64_t>& keys, int64_t k) {
+  constexpr int kBits = 12;
+  constexpr size_t kFew = 4096;
+  std::vector<uint64_t> order;
+  if (keys.size() < kFew) {
+    order = keys;
+  } else {
+    uint64_t low = keys[0], high = keys[0];
+    for (uint64_t key : keys) low = std::min(low, key), high = std::max(high, key);
+    int shift = 32;
+    while (((high - low) >> shift) >> kBits) ++shift;
+    std::vector<int64_t> counts(size_t{1} << kBits, 0);
+    for (uint64_t key : keys) ++counts[(key - low) >> shift];
+    uint64_t stretch = 0;
+    for (; k > counts[stretch]; ++stretch) k -= counts[stretch];
+    order.reserve(counts[stretch]);
+    for (uint64_t key : keys)
+      if ((key - low) >> shift == stretch) order.push_back(key);
+  }
+  std::nth_element(order.begin(), order.begin() + (k - 1), order.end());
+  return order[k - 1];
+}
+
 // The indices of the k smallest of some keys, which are all different and given by rising index: written rising, too.
 int64_t best_of(const std::vector<uint64_t>& keys, int64_t k, int64_t* out, float* smallest) {
   uint64_t last = 0;
   if (k < static_cast<int64_t>(keys.size())) {
-    std::vector<uint64_t> order(keys);
-    std::nth_element(order.begin(), order.begin() + (k - 1), order.end());
-    last = order[k - 1];
+    last = kth_of(keys, k);
   } else {
     for (uint64_t key : keys) last = std::max(last, key);
   }
   int64_t count = 0;
   for (uint64_t key : keys) {
-    if (key <= last) out[count++] = static_cast<int64_t>(key & 0xFFFFFFFFu);
+    out[count] = static_cast<int64_t>(key & 0xFFFFFFFFu);
+    count += key <= last;
+    if (count == k) break;
   }
   uint32_t bits = ~static_cast<uint32_t>(last >> 32);
   std::memcpy(smallest, &bits, 4);
@@ -60,8 +85,12 @@ namespace {
 
 // The k best of listed candidates (rising indices into x); writes them rising, and the smallest chosen magnitude.
 int64_t among(const float* x, const int64_t* candidates, int64_t count, int64_t k, int64_t* out, float* smallest) {
+  constexpr int64_t kAhead = 16;  // candidates lie far apart: their cache lines are asked for before they are needed
   std::vector<uint64_t> keys(count);
-  for (int64_t i = 0; i < count; ++i) keys[i] = key_of(x[candidates[i]], candidates[i]);
+  for (int64_t i = 0; i < count; ++i) {
+    __builtin_prefetch(x + candidates[i + kAhead < count ? i + kAhead : i]);
+    keys[i] = key_of(x[candidates[i]], candidates[i]);
+  }
   if (count == 0) {
     *smallest = 0.0f;
     return 0;

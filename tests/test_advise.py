@@ -217,11 +217,11 @@ def test_advise_needs_a_group_and_a_function() -> None:
 def test_rounds_of_a_method_become_one_row() -> None:
     def part(seconds: list[float], predicted: float | None, kb: float) -> dict[str, Any]:
         breakdown = {"wait": kb, "compress": None}
-        return {"method": "dgc", "seconds": seconds, "bytes_per_step": kb, "processor_ms": kb, "ratio": kb,
-                "breakdown_ms": breakdown, "predicted_ms": predicted}  # fmt: skip
+        return {"method": "dgc", "seconds": seconds, "shares": [kb], "bytes_per_step": kb, "processor_ms": kb,
+                "ratio": kb, "breakdown_ms": breakdown, "predicted_ms": predicted}  # fmt: skip
 
     row = merged([part([1.0, 2.0, 3.0], 10.0, 4.0), part([5.0], 14.0, 8.0)])
-    assert row["seconds"] == [1.0, 2.0, 3.0, 5.0] and row["predicted_ms"] == 12.0
+    assert row["seconds"] == [1.0, 2.0, 3.0, 5.0] and row["predicted_ms"] == 12.0 and row["shares"] == [4.0, 8.0]
     assert row["bytes_per_step"] == row["processor_ms"] == row["breakdown_ms"]["wait"] == 5.0
     assert row["breakdown_ms"]["compress"] is None and row["counted_bytes_per_step"] is None and row["ratio"] == 8.0
     assert merged([part([1.0], None, 1.0)])["predicted_ms"] is None
@@ -244,19 +244,21 @@ why_not = emulation.why_not()
 def test_bench_cluster_on_two_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "rows.json"
     words = (
-        "bench cluster --hosts 2 --rate 1gbit --model tiny --methods dgc,torch-topk --steps 4 --row-seconds 1 --json"
+        "bench cluster --hosts 2 --rate 1gbit --model tiny --methods dgc,terngrad@all,torch-topk --steps 4 "
+        "--row-seconds 1 --json"
     )
     assert run([*words.split(), str(target)]) == 0
     rows = json.loads(target.read_text())
-    assert [row["method"] for row in rows] == [*ALWAYS, "dgc", "torch-topk", "noop"]
+    assert [row["method"] for row in rows] == [*ALWAYS, "dgc", "terngrad@all", "torch-topk"]
     for row in rows:
         assert (
             row["rounds"] == 2
             and row["kind"] == "cluster"
             and row["hosts"] == 2
             and row["rate"] == "1gbit"
-            and row["steps"] == 4
+            and row["steps"] == (4 if row["method"] != "noop" else 4 * 6 + 2)  # around every other step
         )
+        assert 0 < row["share_of_noop_p20"] <= row["share_of_noop"] <= row["share_of_noop_p80"]
         assert 0 < row["step_ms_p20"] <= row["step_ms_p50"] <= row["step_ms_p80"] and row["samples_per_s"] > 0
         assert set(row["breakdown_ms"]) == {"forward_backward", "compress", "communicate", "wait"}
         assert (row["predicted_ms"] is None) == (row["method"] in PEERS)
@@ -273,6 +275,9 @@ def test_bench_cluster_on_two_hosts(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("--rate fast", "--rate:"),
         ("--model vgg61", "did you mean 'vgg16'"),
         ("--methods dgcc", "did you mean 'dgc'"),
+        ("--methods terngrad@some", "one of auto, none, all"),
+        ("--methods gtopk@all", "leave @all out"),
+        ("--methods ddp@none", "leave @none out"),
         ("--json /nowhere/a.json", "does not exist"),
     ],
 )

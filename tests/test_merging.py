@@ -118,6 +118,46 @@ def test_merging_changes_no_bit(cluster: Any, spec: str) -> None:
     assert len(results["alone"][0][1]) > 2 and len(results["all"][0][1]) == 1
 
 
+def forced(group: dist.ProcessGroup, how: str) -> tuple[torch.Tensor, int]:
+    """Eight steps with THINWIRE_MERGE; the parameters, and the exchanges of the last step."""
+    calls: list[int] = []
+    exchange = thinwire.wire.Wire._exchange
+
+    def counted(wire: Any, *arguments: Any) -> None:
+        calls.append(arguments[2])
+        exchange(wire, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("THINWIRE_MERGE", how)
+        patch.setattr(thinwire.wire.Wire, "_exchange", counted)
+        parameters, plan = trained(group, "dgc:density=0.05,dense_below=0,values=fp32,factor_masking=true", "measured")
+    assert plan is None
+    return parameters, calls.count(max(calls))
+
+
+def test_the_environment_forces_a_merging(cluster: Any) -> None:
+    (alone, many), (together, one) = cluster.run(forced, 2, "none")[0], cluster.run(forced, 2, "all")[0]
+    assert many > 2 and one == 1 and torch.equal(alone, together)
+
+
+def mixed(group: dist.ProcessGroup) -> str:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError) as raised:
+        patch.setenv("THINWIRE_MERGE", ("all", "none")[dist.get_rank(group)])
+        model = DDP(nn.Linear(2, 2), process_group=group)
+        thinwire.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "terngrad")
+    return str(raised.value)
+
+
+def test_ranks_must_be_forced_alike(cluster: Any) -> None:
+    assert all("THINWIRE_MERGE" in said for said in cluster.run(mixed, 2))
+
+
+def test_an_unknown_merging_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THINWIRE_MERGE", "some")
+    with pytest.raises(ValueError, match="THINWIRE_MERGE must be one of auto, none, all, not 'some'"):
+        merging.choice()
+
+
 @pytest.mark.parametrize("spec", ["gtopk", "dense", "noop", "dgc:values=int8", "dgc:values=int4"])
 def test_what_is_not_merged(cluster: Any, spec: str) -> None:
     assert all(plan is None for _, plan in cluster.run(trained, 2, spec, "measured"))

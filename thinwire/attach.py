@@ -17,6 +17,7 @@ from thinwire.gate import Gate, Scaler
 from thinwire.groups import check_agreement, own_net
 from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import machine_groups
+from thinwire.merging import choice as merging_choice
 from thinwire.methods import Dense, Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.transport import TorchNet
@@ -72,12 +73,13 @@ def attach(
         )
     device = _device_of(model)
     parent = TorchNet(model.process_group, device)
-    error, view, groups, chosen = None, None, None, None
+    error, view, groups, chosen, merge = None, None, None, None, ""
     auto = isinstance(method, str) and method.strip().lower() == "auto"
     try:
         if auto and hierarchy is not None:
             raise ValueError('method="auto" knows flat groups only; name a method, or leave the hierarchy out')
         chosen = Dense() if auto else parse_method(method) if isinstance(method, str) else method
+        merge = merging_choice()
         view = _check(model, optimizer, chosen)
         groups = machine_groups(hierarchy, parent.size)
         _check_gate(on_nonfinite, scaler)
@@ -86,7 +88,7 @@ def attach(
         error = str(problem)
     gated = scaler is not None or on_nonfinite == "skip"
     watched = {"guard": guard, "guard_every": guard_every, "check_replicas_every": check_replicas_every}
-    options = {"auto": auto, "on_nonfinite": on_nonfinite, "gated": gated, **watched}
+    options = {"auto": auto, "on_nonfinite": on_nonfinite, "gated": gated, **watched, "THINWIRE_MERGE": merge}
     check_agreement(parent, {**_description(model, chosen, groups), **{k: str(v) for k, v in options.items()}}, error)
     assert view is not None and chosen is not None
     net = own_net(parent)

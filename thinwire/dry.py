@@ -13,7 +13,7 @@ from thinwire.cost.plans import Rows
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import Method
 from thinwire.protocols import Aggregator
-from thinwire.transport import Net, Traffic
+from thinwire.transport import Meanwhile, Net, Traffic
 
 NOISE = 2**18  # random numbers that are enough to repeat: drawing a whole model's takes longer than exchanging it
 HYPER = Hyper(lr=0.1, momentum=0.9, weight_decay=5e-4)
@@ -28,7 +28,9 @@ class DryNet:
     def to_wire(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def all_gather(self, frame: Tensor) -> list[Tensor]:
+    def all_gather(self, frame: Tensor, meanwhile: Meanwhile = None) -> list[Tensor]:
+        if meanwhile is not None:
+            meanwhile()
         return [frame] * self.size
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -39,7 +41,9 @@ class DryNet:
         assert all(expected == mine.numel() for expected in nbytes), "ranks of a dry net must have equal shards"
         return [mine] * self.size
 
-    def swap(self, peer: int, frame: Tensor) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, meanwhile: Meanwhile = None) -> Tensor:
+        if meanwhile is not None:
+            meanwhile()
         return frame
 
     def send(self, peer: int, frame: Tensor) -> None:

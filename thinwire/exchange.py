@@ -61,7 +61,7 @@ class Exchange(Generic[P]):
         if bad is not None:
             # This rank's memory stays as it is and it sends zeros, with the alarm that makes all ranks stop.
             turn.alarm.own = turn.layout.segments[bad].name
-            parts = [torch.zeros_like(part) for part in parts]
+            parts, into = [torch.zeros_like(part) for part in parts], None
         scout = self.compressor.scout(turn, device) if bad is None else None
         if watched:
             own = scout.flag if scout is not None else None

@@ -4,11 +4,15 @@ An exchange of its own lets a bucket travel while backward goes on; an exchange 
 This is the choice of merged-gradient wait-free backpropagation (Shi, Chu and Li, MG-WFBP, 2019), made once from what
 the first steps took, with one thing more: where all cores are busy, only the network's part of an exchange hides behind
 backward. Its computation takes from backward what it needs, and the fixed part of that once an exchange.
+
+THINWIRE_MERGE forces another choice, to see what the measured one is worth: ``none`` gives every bucket an exchange of
+its own, ``all`` makes one of them all. It changes times, and no result.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,11 +24,22 @@ from thinwire.transport import Net
 
 log = logging.getLogger("thinwire")
 
+VARIABLE = "THINWIRE_MERGE"
+CHOICES = ("auto", "none", "all")
+
 _TINY = 64  # bytes: what an all-gather of such frames takes is latency
 _CALLS = 9
 _SHORT, _LONG = 1 << 12, 1 << 18  # bytes: between these lies the frame whose all-gather tells the bandwidth
 _LONG_CALLS = 3
 _WORTH = 0.01  # of the time from the first bucket to the last exchange: for less than this no exchange is made
+
+
+def choice() -> str:
+    """How the environment wants buckets to be merged."""
+    how = os.environ.get(VARIABLE, "auto")
+    if how not in CHOICES:
+        raise ValueError(f"{VARIABLE} must be one of {', '.join(CHOICES)}, not {how!r}")
+    return how
 
 
 def best_groups(ready: Sequence[float], cost: Sequence[float], saving: float, each: float = 0.0) -> tuple[int, ...]:
@@ -112,14 +127,16 @@ class Merger:
 
     ``arrived`` is called inside backward, ``exchanged`` by the thread that exchanges. The plan is made while the last
     exchange of a pass is still under way on every rank, so that all use it from the next pass on. Buckets that differ
-    from those of the plan (DDP rebuilds them after the first step) end it. ``rounds`` is how many latencies an exchange
-    of the method contains (``Collective.rounds``).
+    from those of the plan (DDP rebuilds them after the first step) end it. With ``how`` "none" or "all" nothing is
+    timed and there is no plan. ``rounds`` is how many latencies an exchange of the method contains
+    (``Collective.rounds``).
     """
 
     TIMED = 3  # passes of the same buckets
 
-    def __init__(self, *, rounds: int = 1) -> None:
-        self._rounds = rounds
+    def __init__(self, how: str = "auto", *, rounds: int = 1) -> None:
+        assert how in CHOICES
+        self.how, self._rounds = how, rounds
         self.plan: tuple[int, ...] | None = None  # None: nothing decided, every bucket travels on its own
         self._planned: list[int] = []
         self._timed: list[_Pass] = []
@@ -128,6 +145,8 @@ class Merger:
 
     def arrived(self, ordinal: int, numel: int, is_last: bool) -> bool:
         """Note a bucket by its first parameter; return whether it ends a group, whose exchange then begins."""
+        if self.how != "auto":
+            return is_last or self.how == "none"
         if self._ended or ordinal in self._now.ordinals:  # the latter after a pass that was broken off
             self._now = _Pass()
         self._ended = is_last
@@ -141,7 +160,7 @@ class Merger:
 
     def exchanged(self, spent: Spent, is_last: bool, net: Net) -> None:
         """Note what an exchange took; after the last one of enough equal passes, decide (a collective call)."""
-        if self.plan is not None:
+        if self.plan is not None or self.how != "auto":
             return
         self._now.spent.append(spent)
         if not is_last:

@@ -253,6 +253,12 @@ class DenseResult:
         torch._foreach_copy_(list(parts), list(layout.split(self.mean)))
 
 
+def clear(layout: Layout, parts: Sequence[Tensor]) -> None:
+    """Zeros for every coded segment."""
+    if layout.coded:
+        torch._foreach_zero_(list(parts[: len(layout.coded)]))
+
+
 @dataclass(frozen=True)
 class SparseResult:
     """A group's mean as the contributions whose sum, divided by ``size``, it is; the tail is summed already."""
@@ -260,6 +266,7 @@ class SparseResult:
     contributions: list[Sparse]
     tail: Tensor  # (t,) float32
     size: int
+    cleared: bool = False  # where it will be written there are zeros already
 
     def flat(self, layout: Layout) -> Tensor:  # -> (n,) float32
         out = torch.empty(layout.numel, dtype=torch.float32, device=self.tail.device)
@@ -270,7 +277,8 @@ class SparseResult:
         """Zeros everywhere, then the entries in rank order: no dense vector in between."""
         coded = len(layout.coded)
         if coded:
-            torch._foreach_zero_(list(parts[:coded]))
+            if not self.cleared:
+                clear(layout, parts)
             starts = [segment.start for segment in layout.coded]
             lists = [(sparse.indices, sparse.values) for sparse in self.contributions]
             scatter_add(parts[:coded], starts, lists, 1.0 / self.size)

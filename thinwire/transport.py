@@ -50,6 +50,10 @@ GRACE_S = 5.0  # for threads that were told to end
 _ROUNDS_FROM = 1 << 17  # bytes: an all-to-all with a message of this length goes round by round on Gloo
 
 
+Meanwhile = Callable[[], object] | None
+"""Work of a rank's own that has to be done anyway, and costs nothing while the link is what everybody waits for."""
+
+
 class Net(Protocol):
     """A group of ranks. Every call is a collective that all ranks make in the same order, except send and receive."""
 
@@ -62,7 +66,9 @@ class Net(Protocol):
         """The tensor where the transport reads it: on the host for Gloo, pinned; the others take it as it is."""
         ...
 
-    def all_gather(self, frame: Tensor) -> list[Tensor]: ...  # (B,) uint8, the same B everywhere -> P of them
+    def all_gather(self, frame: Tensor, meanwhile: Meanwhile = None) -> list[Tensor]:
+        """(B,) uint8, the same B everywhere -> P of them; ``meanwhile`` is done while they travel."""
+        ...
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         """``all_gather`` one frame after the other, with its rank: each may be gone when the next one comes.
@@ -79,7 +85,9 @@ class Net(Protocol):
         """
         ...
 
-    def swap(self, peer: int, frame: Tensor) -> Tensor: ...  # (B,) uint8 <-> the peer's (B,)
+    def swap(self, peer: int, frame: Tensor, meanwhile: Meanwhile = None) -> Tensor:
+        """(B,) uint8 <-> the peer's (B,)."""
+        ...
 
     def send(self, peer: int, frame: Tensor) -> None: ...
 
@@ -132,10 +140,18 @@ class _Counted:
             self.traffic.count(0, 0, nbytes)
 
 
-def _all_gather_single(output: Tensor, tensor: Tensor, group: dist.ProcessGroup) -> None:
+def _all_gather_single(output: Tensor, tensor: Tensor, group: dist.ProcessGroup) -> Any:
     # torch 2.13 renamed this collective and warns about the old name; older versions know only that one.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(output, tensor, group=group)
+    return gather(output, tensor, group=group, async_op=True)
+
+
+def _wait(works: Sequence[Any], meanwhile: Meanwhile) -> None:
+    """Return when all of them are done; ``meanwhile`` is done in any case."""
+    if meanwhile is not None:
+        meanwhile()
+    for work in works:
+        work.wait()
 
 
 class TorchNet(_Counted):
@@ -201,13 +217,14 @@ class TorchNet(_Counted):
             return host
         return tensor.to(self.device)
 
-    def all_gather(self, frame: Tensor) -> list[Tensor]:
+    def all_gather(self, frame: Tensor, meanwhile: Meanwhile = None) -> list[Tensor]:
         self._count_all_gather(frame.numel())
         frame = self.to_wire(frame)
         if self.size == 1:
+            _wait([], meanwhile)
             return [frame]
         out = torch.empty(self.size * frame.numel(), dtype=torch.uint8, device=self.device)
-        self._call(lambda: _all_gather_single(out, frame, self.group))
+        self._call(lambda: _wait([_all_gather_single(out, frame, self.group)], meanwhile))
         return list(out.view(self.size, -1))
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -257,15 +274,15 @@ class TorchNet(_Counted):
                 self._point_to_point(*operations)
         return incoming
 
-    def _point_to_point(self, *operations: tuple[Callable[..., Any], Tensor, int]) -> None:
+    def _point_to_point(self, *operations: tuple[Callable[..., Any], Tensor, int], meanwhile: Meanwhile = None) -> None:
         batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in operations]
-        self._call(lambda: [work.wait() for work in dist.batch_isend_irecv(batch)], peer=operations[0][2])
+        self._call(lambda: _wait(dist.batch_isend_irecv(batch), meanwhile), peer=operations[0][2])
 
-    def swap(self, peer: int, frame: Tensor) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, meanwhile: Meanwhile = None) -> Tensor:
         self.traffic.count(frame.numel(), frame.numel(), frame.numel())
         frame = self.to_wire(frame)
         other = torch.empty_like(frame)
-        self._point_to_point((dist.isend, frame, peer), (dist.irecv, other, peer))
+        self._point_to_point((dist.isend, frame, peer), (dist.irecv, other, peer), meanwhile=meanwhile)
         return other
 
     def send(self, peer: int, frame: Tensor) -> None:
@@ -422,8 +439,9 @@ class ThreadNet(_Counted):
     def to_wire(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def all_gather(self, frame: Tensor) -> list[Tensor]:
+    def all_gather(self, frame: Tensor, meanwhile: Meanwhile = None) -> list[Tensor]:
         self._count_all_gather(frame.numel())
+        _wait([], meanwhile)
         return [other.clone() for other in self.world.share(self.rank, frame.clone())]
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -436,8 +454,9 @@ class ThreadNet(_Counted):
         assert [frame.numel() for frame in incoming] == list(nbytes), "all_to_all: a frame has an unexpected length"
         return incoming
 
-    def swap(self, peer: int, frame: Tensor) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, meanwhile: Meanwhile = None) -> Tensor:
         self.send(peer, frame)
+        _wait([], meanwhile)
         return self.receive(peer, frame.numel())
 
     def send(self, peer: int, frame: Tensor) -> None:

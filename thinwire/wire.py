@@ -20,7 +20,7 @@ from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, Probe, Turn, shaped_like
 from thinwire.local import average_parameters
 from thinwire.lookout import lookout_of
-from thinwire.merging import Merger, Meter
+from thinwire.merging import Merger, Meter, choice
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
 from thinwire.pace import SAMPLE_EVERY, Pacer
@@ -75,6 +75,7 @@ class Wire(Saver):
             if watched is not None:
                 watched.lookout = self._lookout
         self._aggregator = self._build(method)
+        self._merging = choice()
         self._merger, self._regrouper = self._make_merger(), self._make_regrouper()
         self._worker = Worker(net.compute_device)
         self._router: Router = router_of(model)
@@ -262,7 +263,7 @@ class Wire(Saver):
             return None
         on_host = net.compute_device.type == "cpu"  # elsewhere a call's end says nothing about its duration
         fixed = self._gate is not None or self._may_have_unused or net.size == 1
-        return Merger(rounds=aggregator.rounds) if on_host and not fixed else None
+        return Merger(self._merging, rounds=aggregator.rounds) if on_host and not fixed else None
 
     def _make_regrouper(self) -> Regrouper | None:
         """What keeps exchanges the same whatever DDP's buckets are; None where they are, or do not matter."""

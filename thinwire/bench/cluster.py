@@ -1,9 +1,10 @@
 """Step times of real models on emulated hosts, measured and predicted, every method in one group of processes.
 
-Each host is a network namespace with one process, and both ends of its link are shaped. Methods take turns within one
-group, in several rounds, `noop` (no communication) first and last in each: a change of the machine's speed meets all
-methods, and shows. Predictions are made anew at the beginning of each round. thinwire.bench.peers has the rows that are
-not ours.
+Each host is a network namespace with one process, and both ends of its link are shaped. All methods' models are in
+memory at once (in batches, where memory is short) and take turns step by step, with a step of `noop`, which sends
+nothing, before and after each: a change of the machine's speed meets a step and those that it is compared with alike
+(thinwire.bench.turns). Predictions are made anew at the beginning of each round. thinwire.bench.peers has the rows that
+are not ours. "METHOD@none" and "METHOD@all" force how buckets are merged (thinwire.merging).
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ from typing import Any
 import torch
 
 import thinwire
-from thinwire import advice, emulation
-from thinwire.bench.cluster_worker import MARK, Job
+from thinwire import advice, emulation, merging
+from thinwire.bench.cluster_worker import MARK, Job, split_merging
 from thinwire.bench.models import MODELS
 from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.bench.peers import PEERS
 from thinwire.bench.rows import commit, hardware, percentiles, today
+from thinwire.cost.plans import wants_whole_model
 
 ALWAYS = ("noop", "dense", "dense:dtype=bf16", "powersgd-1")
 # The defaults, and the papers' own settings.
 METHODS = ("dgc", PAPER_DGC, "gtopk", PAPER_GTOPK, "terngrad", "blocksign")
+
+VECTORS = 6  # of the model's size that a method holds: parameters, gradients, DDP's buckets, momentum and its own state
+MEMORY_SHARE = 0.7  # of what is free: the rest is for activations, and for the processes themselves
 
 Row = dict[str, Any]
 
@@ -39,43 +44,71 @@ class HostFailed(RuntimeError):
 
 
 def all_methods(wanted: Sequence[str]) -> tuple[str, ...]:
-    """The rows of a run: noop first and last, the baselines, and what is wanted."""
-    return (*dict.fromkeys([*ALWAYS, *wanted]), "noop")
+    """The rows of a run: noop first, the baselines, and what is wanted."""
+    return tuple(dict.fromkeys([*ALWAYS, *wanted]))
 
 
 def check_method(method: str) -> None:
     """A ValueError for a method that neither thinwire nor this benchmark knows."""
-    if method not in PEERS:
-        thinwire.parse_method(method)
+    spec, how = split_merging(method)
+    if how not in merging.CHOICES:
+        raise ValueError(f"'{method}': behind the @ must stand one of {', '.join(merging.CHOICES)}")
+    if spec in PEERS:
+        if "@" in method:
+            raise ValueError(f"'{method}': only methods of thinwire are merged; leave @{how} out")
+        return
+    found = thinwire.parse_method(spec)
+    if "@" in method and not merged_by_measurement(found):
+        raise ValueError(f"'{method}': what travels together is fixed for this method; leave @{how} out")
+
+
+def merged_by_measurement(method: thinwire.Method) -> bool:
+    """Whether thinwire.merging chooses which buckets of this method travel together."""
+    return method.name not in ("noop", "dense") and method.merges_alike and not wants_whole_model(method)
+
+
+def at_once(model: str, hosts: int) -> int:
+    """How many methods beside noop fit into this machine's free memory, all hosts together."""
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = MEMORY_SHARE * 1024 * int(meminfo["MemAvailable"].split()[0])
+    with torch.device("meta"):
+        numel = sum(parameter.numel() for parameter in MODELS[model].make().parameters())
+    return max(1, int(free / (hosts * 4 * VECTORS * numel)) - 1)
 
 
 def measure_cluster(
-    hosts: int, rate: str, job: Job, on_row: Callable[[str], None] = lambda method: None
+    hosts: int, rate: str, job: Job, on_row: Callable[[str], None] = lambda what: None
 ) -> tuple[list[Row], list[Row]]:
     """Run one combination; return its rows, and what each round's predictions were made from."""
+    job = dataclasses.replace(job, at_once=at_once(job.model, hosts))
     command = [sys.executable, "-m", "thinwire.bench.cluster_worker", json.dumps(dataclasses.asdict(job))]
-    found: list[Row] = []
+    parts: list[Row] = []
+    profiles: list[Row] = []
     lines: list[str] = []
 
     def keep(host: int, line: str) -> None:
-        if line.startswith(MARK):
-            found.append(json.loads(line[len(MARK) :]))
-            on_row("the machine" if "profile" in found[-1] else found[-1]["method"])
-        else:
+        if not line.startswith(MARK):
             lines.append(f"host {host}: {line}")
+            return
+        said = json.loads(line[len(MARK) :])
+        if "settled" in said:
+            on_row(f"{said['settled']} is ready")
+        elif "profile" in said:
+            profiles.append(said["profile"])
+            on_row("measured the machine")
+        else:
+            parts.append(said)
+            on_row(f"measured {said['method']}")
 
     package = str(Path(thinwire.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     with emulation.Cluster(hosts, rate) as cluster:
         result = cluster.run(command, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": path}, on_line=keep)
-    parts = [row for row in found if "profile" not in row]
-    if result.exit_code or len(parts) != job.rounds * len(job.methods):
+    if result.exit_code or len(parts) != job.rounds * sum(len(batch) for batch in job.batches()):
         said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "nothing")
         raise HostFailed(f"host {result.failed_rank or 0} ended with exit code {result.exit_code} ({said.strip()})")
-    rows = [merged([part for part in parts if part["place"] == place]) for place in range(len(job.methods))]
-    return [finished(row, hosts, rate, job, rows) for row in rows], [
-        row["profile"] for row in found if "profile" in row
-    ]
+    rows = [merged([part for part in parts if part["method"] == method]) for method in job.methods]
+    return [finished(row, hosts, rate, job) for row in rows], profiles
 
 
 def merged(parts: Sequence[Row]) -> Row:
@@ -86,7 +119,9 @@ def merged(parts: Sequence[Row]) -> Row:
         known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
         return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
 
-    row = {"method": parts[0]["method"], "seconds": [second for part in parts for second in part["seconds"]]}
+    row = {"method": parts[0]["method"]}
+    for key in ("seconds", "shares"):
+        row[key] = [number for part in parts for number in part[key]]
     for key in ("bytes_per_step", "counted_bytes_per_step", "processor_ms"):
         row[key] = mean([part.get(key) for part in parts])
     row["ratio"] = parts[-1].get("ratio")
@@ -102,10 +137,10 @@ def machine() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores for all hosts, 1 thread a host"
 
 
-def finished(row: Row, hosts: int, rate: str, job: Job, rows: Sequence[Row]) -> Row:
-    """The row as it is written: percentiles, and the share of the no-communication speed, from all noop steps."""
-    free = percentiles([s for other in rows if other["method"] == "noop" for s in other["seconds"]])[1]
+def finished(row: Row, hosts: int, rate: str, job: Job) -> Row:
+    """The row as it is written: percentiles of its steps' times, and of their shares of the no-communication speed."""
     p20, p50, p80 = percentiles(row["seconds"])
+    share20, share50, share80 = (1e-3 * share for share in percentiles(row["shares"]))
     return {
         "kind": "cluster",
         "method": row["method"],
@@ -118,7 +153,9 @@ def finished(row: Row, hosts: int, rate: str, job: Job, rows: Sequence[Row]) -> 
         "step_ms_p50": p50,
         "step_ms_p80": p80,
         "samples_per_s": 1e3 * hosts * MODELS[job.model].samples / p50,
-        "share_of_noop": free / p50,
+        "share_of_noop": share50,
+        "share_of_noop_p20": share20,
+        "share_of_noop_p80": share80,
         "bytes_per_step": row["bytes_per_step"],
         "counted_bytes_per_step": row["counted_bytes_per_step"],
         "ratio": row["ratio"],

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ import thinwire
 from thinwire.bench.models import MODELS
 from thinwire.bench.peers import PEERS, wrapped
 from thinwire.bench.rows import percentiles
+from thinwire.bench.turns import order_of, shares_of
 from thinwire.groups import own_net
+from thinwire.merging import VARIABLE
 from thinwire.profile import Profile, measure_profile
 from thinwire.transport import TorchNet
 
@@ -36,15 +40,28 @@ class Job:
     """What a combination of hosts and rate measures."""
 
     model: str
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # noop is the first
     steps: int
     row_seconds: float  # a row with long steps does fewer
     predict: bool
     rounds: int = 1  # the machine and all methods are measured so many times, a part of the steps each
+    at_once: int = 64  # methods beside noop that are in memory at the same time
+
+    def batches(self) -> list[tuple[str, ...]]:
+        """The methods that take turns with each other, each time with noop in front."""
+        free, *others = self.methods
+        starts = range(0, len(others), self.at_once)
+        return [(free, *others[start : start + self.at_once]) for start in starts] or [(free,)]
+
+
+def split_merging(method: str) -> tuple[str, str]:
+    """A row's method, and how its buckets are merged: "dgc@none" -> ("dgc", "none"), "auto" where it does not say."""
+    spec, _, how = method.partition("@")
+    return spec, how or "auto"
 
 
 class Host:
-    """One rank: fresh models, timed steps."""
+    """One rank: its batch, and fresh models."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.spec = job, MODELS[job.model]
@@ -55,11 +72,14 @@ class Host:
     def fresh(self, method: str) -> tuple[DDP, torch.optim.Optimizer, Any]:
         """A model that is equal on all ranks without a broadcast over the thin link, and its wire."""
         torch.manual_seed(0)
-        peer = method if method in PEERS else None
+        spec, how = split_merging(method)
+        peer = spec if spec in PEERS else None
         model = wrapped(self.spec.make(), peer)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-        wire = thinwire.attach(model, optimizer, method) if peer is None else None
-        return model, optimizer, wire
+        if peer is not None:
+            return model, optimizer, None
+        os.environ[VARIABLE] = how
+        return model, optimizer, thinwire.attach(model, optimizer, spec)
 
     def step(self, model: DDP, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
@@ -70,57 +90,40 @@ class Host:
         """What the predictions are made from, measured before any row."""
         model, optimizer, wire = self.fresh("noop")
         net = own_net(TorchNet(model.process_group, torch.device("cpu")))
-        known = [thinwire.parse_method(m) for m in dict.fromkeys(self.job.methods) if m not in PEERS]
+        specs = dict.fromkeys(split_merging(method)[0] for method in self.job.methods)
+        known = [thinwire.parse_method(spec) for spec in specs if spec not in PEERS]
         found = measure_profile(
             net, dict(model.module.named_parameters()), lambda: self.step(model, optimizer), known, more_hosts=False
         )
         wire.abandon()
         return found
 
-    def row(self, method: str) -> dict[str, Any]:
-        model, optimizer, wire = self.fresh(method)
-        timer = StepTimer(model)
-        settles = wire is not None and wire.method.name not in ("noop", "dense")
-        for _ in range(WARMUP + (SETTLING if settles else 0)):
-            self._timed_step(timer, model, optimizer)
-        longest = self._slowest(timer.seconds[-1:])[0]
-        rounds = self.job.rounds
-        wanted = min(self.job.steps, max(FEWEST, int(self.job.row_seconds / longest)))
-        steps = -(-wanted // rounds)
-        dist.barrier()
-        timer.clear()
-        before, stats = bytes_on_link(), wire.stats if wire is not None else None
-        processor = time.process_time()
-        for _ in range(steps):
-            self._timed_step(timer, model, optimizer)
-        processor = time.process_time() - processor
-        dist.barrier()
-        row = {"method": method, "bytes_per_step": (bytes_on_link() - before) / steps}
-        row["seconds"] = self._slowest(timer.seconds)
-        row["processor_ms"] = 1e3 * processor / steps
-        breakdown = {"forward_backward": timer.median(timer.computed), "wait": timer.median(timer.waited)}
-        if wire is not None and stats is not None:
-            done = wire.stats
-            for name, keys in {
-                "compress": ("seconds_compensating", "seconds_compressing"),
-                "communicate": ("seconds_communicating",),
-            }.items():
-                breakdown[name] = 1e3 * sum(getattr(done, key) - getattr(stats, key) for key in keys) / steps
-            row["ratio"] = done.ratio
-            row["counted_bytes_per_step"] = (done.bytes_sent - stats.bytes_sent) / steps
-            wire.abandon()
-        row["breakdown_ms"] = {k: breakdown.get(k) for k in ("forward_backward", "compress", "communicate", "wait")}
-        timer.remove()
-        return row
-
-    def _timed_step(self, timer: StepTimer, model: DDP, optimizer: torch.optim.Optimizer) -> None:
-        dist.barrier()
-        timer.start()
-        optimizer.zero_grad()
-        self.spec.loss(model, self.inputs, self.labels).backward()
-        timer.backward_done()
-        optimizer.step()
-        timer.stop()
+    def rows(self, methods: Sequence[str]) -> list[dict[str, Any]]:
+        """One row a method, noop first: all of them are set up, and then take turns step by step."""
+        lanes = [Lane(self, method) for method in methods]
+        for lane in lanes:
+            lane.settle()
+            say(self.rank, {"settled": lane.method})
+        longest = self._slowest([lane.timer.seconds[-1] for lane in lanes[1:]])
+        steps, rounds = self.job.steps, self.job.rounds
+        wanted = [-(-min(steps, max(FEWEST, int(self.job.row_seconds / one))) // rounds) for one in longest]
+        order = order_of(wanted)
+        for lane in lanes:
+            lane.begin()
+        gc.collect()
+        gc.freeze()  # the other methods' models are nothing that a method's collections should look at
+        for place in order:
+            lanes[place].step()
+        gc.unfreeze()
+        taken = [iter(lane.timer.seconds) for lane in lanes]
+        shares = shares_of(order, self._slowest([next(taken[place]) for place in order]))
+        found = [
+            {**lane.row(self._slowest(lane.timer.seconds)), "shares": shares.get(place, [])}
+            for place, lane in enumerate(lanes)
+        ]
+        for lane in lanes:
+            lane.leave()
+        return found
 
     @staticmethod
     def _slowest(seconds: list[float]) -> list[float]:
@@ -128,6 +131,65 @@ class Host:
         values = torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return list(values.tolist())
+
+
+class Lane:
+    """One method with its own model, optimizer and wire, and what its steps took."""
+
+    def __init__(self, host: Host, method: str) -> None:
+        self.host, self.method = host, method
+        self.model, self.optimizer, self.wire = host.fresh(method)
+        self.timer = StepTimer(self.model)
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from here on."""
+        self.timer.clear()
+        self.processor_s, self.nbytes = 0.0, 0
+        self._before = self.wire.snapshot(residual_norm=False) if self.wire is not None else None
+
+    def settle(self) -> None:
+        compresses = self.wire is not None and self.wire.method.name not in ("noop", "dense")
+        for _ in range(WARMUP + (SETTLING if compresses else 0)):
+            self.step()
+
+    def step(self) -> None:
+        """One step that begins when all ranks are here; what its wire does in the background has ended, too."""
+        dist.barrier()
+        sent, processor = bytes_on_link(), time.process_time()
+        self.timer.start()
+        self.optimizer.zero_grad()
+        self.host.spec.loss(self.model, self.host.inputs, self.host.labels).backward()
+        self.timer.backward_done()
+        self.optimizer.step()
+        self.timer.stop()
+        if self.wire is not None:
+            self.wire.snapshot(residual_norm=False)
+        self.processor_s += time.process_time() - processor
+        self.nbytes += bytes_on_link() - sent
+
+    def row(self, seconds: list[float]) -> dict[str, Any]:
+        """What is told of this rank's steps; ``seconds`` are those of the slowest rank."""
+        timer, steps = self.timer, len(seconds)
+        row: dict[str, Any] = {"method": self.method, "seconds": seconds, "bytes_per_step": self.nbytes / steps}
+        row["processor_ms"] = 1e3 * self.processor_s / steps
+        breakdown = {"forward_backward": timer.median(timer.computed), "wait": timer.median(timer.waited)}
+        if self.wire is not None and self._before is not None:
+            done = self.wire.snapshot(residual_norm=False)
+            for name, keys in {
+                "compress": ("seconds_compensating", "seconds_compressing"),
+                "communicate": ("seconds_communicating",),
+            }.items():
+                breakdown[name] = 1e3 * sum(getattr(done, key) - getattr(self._before, key) for key in keys) / steps
+            row["ratio"] = done.ratio
+            row["counted_bytes_per_step"] = (done.bytes_sent - self._before.bytes_sent) / steps
+        row["breakdown_ms"] = {k: breakdown.get(k) for k in ("forward_backward", "compress", "communicate", "wait")}
+        return row
+
+    def leave(self) -> None:
+        if self.wire is not None:
+            self.wire.abandon()
+        self.timer.remove()
 
 
 class StepTimer:
@@ -193,11 +255,11 @@ def one_round(host: Host) -> None:
         for method in profile.costs:
             predicted[method] = profile.predict(thinwire.parse_method(method)).step_ms
         say(host.rank, {"profile": summary(profile)})
-    for place, method in enumerate(host.job.methods):
-        row = host.row(method)
-        known = None if method in PEERS else str(thinwire.parse_method(method))
-        row["predicted_ms"] = predicted.get("dense") if method == "ddp" else predicted.get(known or "")
-        say(host.rank, {**row, "place": place})
+    for methods in host.job.batches():
+        for row in host.rows(methods):
+            spec, _ = split_merging(row["method"])
+            known = "dense" if spec == "ddp" else "" if spec in PEERS else str(thinwire.parse_method(spec))
+            say(host.rank, {**row, "predicted_ms": predicted.get(known)})
         gc.collect()
 
 

@@ -6,6 +6,7 @@ torch. This module has no postponed annotations: DDP compares a hook's annotatio
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,12 @@ def wrapped(module: nn.Module, peer: str | None) -> DDP:
     return model
 
 
+@lru_cache(maxsize=1)
+def _own_group() -> dist.ProcessGroup | None:
+    """Made once a process: a group is never given up."""
+    return dist.new_group()
+
+
 class TopKHook:
     """The plain-torch way, as one would write it first: residual, torch.topk, all-gather, on one ordered thread."""
 
@@ -39,7 +46,7 @@ class TopKHook:
         self.density = density
         self.residual: dict[int, Tensor] = {}
         self.thread = ThreadPoolExecutor(max_workers=1)  # collectives keep their order
-        self.group = dist.new_group()  # and do not meet DDP's own
+        self.group = _own_group()  # and do not meet DDP's own
 
     def hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[Tensor] = torch.futures.Future()

@@ -30,12 +30,13 @@ def cluster(
     methods: Annotated[
         str,
         typer.Option(
-            help=f"Methods beside noop, dense, bf16 and PowerSGD, separated by commas; also {', '.join(PEERS)}."
+            help=f"Methods beside noop, dense, bf16 and PowerSGD, separated by commas; also {', '.join(PEERS)}, and "
+            "METHOD@none or METHOD@all: an exchange a bucket, or one for all of them."
         ),
     ] = ",".join(METHODS),
     steps: Annotated[int, typer.Option(min=4, help="Timed steps a method, fewer where they are long.")] = 9,
     row_seconds: Annotated[float, typer.Option(min=1, help="Where fewer steps are made: seconds a method.")] = 15.0,
-    rounds: Annotated[int, typer.Option(min=1, help="All methods in turn so often, a part of the steps each.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="All methods set up so often, a part of the steps each.")] = 2,
     predict: Annotated[bool, typer.Option(help="Also measure what predictions need, before each round.")] = True,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows to FILE, as a JSON list.")
@@ -44,8 +45,10 @@ def cluster(
     """Time the steps of a model with every method on emulated hosts: percentiles, samples a second, share of the
     no-communication speed, bytes by the kernel's counters, and where the time goes.
 
-    All hosts share this machine's cores, with one thread each. "noop" sends nothing and stands first and last. Methods
-    take turns in several rounds, so that a change of the machine's speed meets all of them.
+    All hosts share this machine's cores, with one thread each. "noop" sends nothing. Methods take turns step by step,
+    with a step of noop before and after each; a step's share is the mean time of those two over its own, and the table
+    has the median of all such pairs, so that a change of the machine's speed is not taken for a method's. What noop's
+    own row has there (each of its steps against the ones before and after) is the noise of a pair.
     """
     counts, rates = _counts(hosts), _rates(rate)
     if model not in MODELS:
@@ -75,7 +78,7 @@ def cluster(
 
 def _teller(place: str) -> Callable[[str], None]:
     """Says on standard error what was measured: a run takes minutes."""
-    return lambda what: typer.echo(f"  {place}: measured {what}", err=True)
+    return lambda what: typer.echo(f"  {place}: {what}", err=True)
 
 
 def _show(rows: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> None:
@@ -84,10 +87,13 @@ def _show(rows: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> None:
         f"\n[bold]{first['model']}, {first['hosts']} hosts, {first['rate']}[/bold]; {first['hardware']}, "
         f"commit {first['commit']}, {first['date']}"
     )
-    out.print("milliseconds a step; noop: share of its speed; kB a step and host; cpu: of one process; where time goes")
+    out.print(
+        "milliseconds a step; noop: share of its speed, median of pairs of neighbouring steps, and p20 to p80; kB a "
+        "step and host; cpu: of one process; where time goes"
+    )
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, show_edge=False)
-    for heading in ("method", "p20", "p50", "p80", "pred.", "off", "samp/s", "noop", "kB", "cpu", "fw+bw", "code",
-                    "wire", "wait"):  # fmt: skip
+    for heading in ("method", "p20", "p50", "p80", "pred.", "off", "samp/s", "noop", "of pairs", "kB", "cpu", "fw+bw",
+                    "code", "wire", "wait"):  # fmt: skip
         first_column = heading == "method"
         table.add_column(heading, justify="left" if first_column else "right", no_wrap=not first_column)
     for row in rows:
@@ -96,7 +102,8 @@ def _show(rows: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> None:
         table.add_row(
             row["method"].replace(",", ", "), f"{row['step_ms_p20']:,.0f}", f"{p50:,.0f}", f"{row['step_ms_p80']:,.0f}",
             f"{predicted:,.0f}" if predicted else "", f"{100 * (predicted / p50 - 1):+.0f}%" if predicted else "",
-            f"{row['samples_per_s']:.1f}", f"{row['share_of_noop']:.2f}", f"{row['bytes_per_step'] / 1e3:,.0f}",
+            f"{row['samples_per_s']:.1f}", f"{row['share_of_noop']:.2f}",
+            f"{row['share_of_noop_p20']:.2f}-{row['share_of_noop_p80']:.2f}", f"{row['bytes_per_step'] / 1e3:,.0f}",
             f"{row['processor_ms']:,.0f}", *("" if part is None else f"{part:,.0f}" for part in parts),
         )  # fmt: skip
     out.print(table)

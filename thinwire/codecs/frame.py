@@ -145,6 +145,12 @@ def _first_bytes(frame: Tensor) -> bytes:  # (B,) uint8, contiguous -> the heade
     return bytes(frame[:HEADER_NBYTES].tolist())
 
 
+def entries_of(frame: Tensor) -> int:  # (B,) uint8
+    """How many entries a frame of our own says that it has."""
+    count: int = HEADER.unpack(_first_bytes(frame))[4]
+    return count
+
+
 @dataclass(frozen=True)
 class Head:
     """The header of a frame, and the checksum that it should have."""

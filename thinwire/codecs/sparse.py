@@ -14,6 +14,7 @@ from thinwire.codecs.frame import (
     Header,
     as_bytes,
     build,
+    entries_of,
     frame_size,
     is_finished,
     open_frame,
@@ -95,6 +96,10 @@ class SparseCodec:
         """A frame that is complete, at the price of a wait for the device."""
         frame = self.encode(turn, payload, tail)
         return frame if is_finished(frame) else self.encode(turn, payload, tail, within_budget=True)
+
+    def says_all(self, frame: Tensor, payload: Sparse) -> bool:
+        """Whether a finished frame of ours decodes to the payload bit for bit: fp32 values, none of them left out."""
+        return self.values == "fp32" and entries_of(frame) == payload.indices.numel()
 
     def _encode_on_device(self, turn: Turn, payload: Sparse, tail: Tensor, budget: int) -> Tensor:
         numel, k, count = payload.numel, payload.capacity, payload.indices.numel()

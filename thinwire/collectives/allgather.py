@@ -12,7 +12,7 @@ from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import is_finished
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.layout import Turn
-from thinwire.payloads import Accepted, Sparse, SparseResult
+from thinwire.payloads import Accepted, Sparse, SparseResult, clear
 from thinwire.transport import Net
 
 
@@ -36,7 +36,7 @@ class AllGather(StatelessCollective):
         frame = net.to_wire(self.codec.encode(turn, payload, tail))
         if not is_finished(frame):
             frame = self.codec.encode(turn, payload, tail, within_budget=True)
-        frames = net.all_gather(frame)
+        frames = net.all_gather(frame, lambda: clear(turn.layout, into)) if into is not None else net.all_gather(frame)
         named = [(frame, f"rank {rank}") for rank, frame in enumerate(frames)]
         decoded = self.codec.decode_all(turn, named, payload.numel, payload.capacity, tail.numel(), device)
         total = torch.zeros_like(tail)
@@ -44,4 +44,5 @@ class AllGather(StatelessCollective):
             total.add_(dense)
         everybody = [sparse for sparse, _ in decoded]
         mine = everybody[net.rank]
-        return SparseResult(everybody, total, net.size), Accepted(mine, tail, sent=mine.indices)
+        result = SparseResult(everybody, total, net.size, cleared=into is not None)
+        return result, Accepted(mine, tail, sent=mine.indices)

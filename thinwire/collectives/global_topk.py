@@ -22,7 +22,7 @@ from thinwire.codecs import SignsCodec, SparseCodec
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.kernels import contained, select_topk, union_add
 from thinwire.layout import Turn
-from thinwire.payloads import Accepted, Signs, Sparse, SparseResult
+from thinwire.payloads import Accepted, Signs, Sparse, SparseResult, clear
 from thinwire.transport import Net
 
 
@@ -55,6 +55,8 @@ class _Path:
     def _keep_only(self, survivors: Tensor) -> None:
         for claim, alive in zip(self.claims, self.alive, strict=True):
             alive &= contained(claim, survivors)
+        if not self.credit.indices.numel():
+            return
         still = contained(self.credit.indices, survivors)
         self.credit = Sparse(
             self.credit.indices[still], self.credit.values[still], self.credit.numel, self.credit.capacity
@@ -68,6 +70,8 @@ class _Path:
         """
         exact = self.set
         frame = self.collective.codec.encode_finished(self.turn, exact, self.tail)
+        if self.collective.codec.says_all(frame, exact):
+            return frame
         self.set, self.tail = self.open(frame, "this rank")
         self._keep_only(self.set.indices)
         if keeps_credit:
@@ -107,22 +111,28 @@ class GlobalTopK(StatelessCollective):
         # The first frame's rounding is this rank's own: it is charged with what the frame says.
         frame = path.frame(keeps_credit=False)
         mine = path.set
+        swaps = 1 < power > net.rank
+        if into is not None and not swaps:
+            clear(turn.layout, into)
         if net.rank >= power:
             alive = self._through_proxy(path, frame, net, net.rank - power)
         else:
-            alive = self._butterfly(path, frame, net, power, extras)
+            alive = self._butterfly(path, frame, net, power, extras, into)
         used = Sparse(mine.indices[alive], mine.values[alive], mine.numel, mine.capacity)
         credit = Sparse(path.credit.indices, -path.credit.values, mine.numel, mine.capacity)
         accepted = add_sparse(used, credit) if credit.indices.numel() else used
-        return SparseResult([path.set], path.tail, net.size), Accepted(accepted, tail, sent=used.indices)
+        result = SparseResult([path.set], path.tail, net.size, cleared=into is not None)
+        return result, Accepted(accepted, tail, sent=used.indices)
 
-    def _butterfly(self, path: _Path, frame: Tensor, net: Net, power: int, extras: int) -> Tensor:  # -> (k,) bool
+    def _butterfly(
+        self, path: _Path, frame: Tensor, net: Net, power: int, extras: int, into: Sequence[Tensor] | None
+    ) -> Tensor:  # -> (k,) bool
         rank, proxy = net.rank, net.rank < extras
         path.claim(path.set.indices)
         if proxy:
-            theirs, tail = path.open(net.receive(rank + power, frame.numel()), f"rank {rank + power}")
-            path.claim(theirs.indices)
-            path.merge(theirs, tail)
+            given, tail = path.open(net.receive(rank + power, frame.numel()), f"rank {rank + power}")
+            path.claim(given.indices)
+            path.merge(given, tail)
         distance = 1
         while distance < power:
             # Before the first merge the set is this rank's own, already rounded; later it is the group's.
@@ -130,7 +140,9 @@ class GlobalTopK(StatelessCollective):
             if merged_before:
                 frame = path.frame(keeps_credit=rank % distance == 0)
             peer = rank ^ distance
-            path.merge(*path.open(net.swap(peer, frame), f"rank {peer}"))
+            first = into is not None and distance == 1
+            theirs = net.swap(peer, frame, (lambda: clear(path.turn.layout, into or ())) if first else None)
+            path.merge(*path.open(theirs, f"rank {peer}"))
             distance *= 2
         if extras:
             # The extras see the result through a frame, so everybody takes it from one: the same bits everywhere.

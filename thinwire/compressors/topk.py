@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import on_gpu, search, select_sampled, select_scopes, stream_key
+from thinwire.kernels import on_gpu, search, select_sampled, select_scopes, stream_key, take
 from thinwire.layout import Layout, Turn
 from thinwire.memory import Scout
 from thinwire.payloads import Sparse
@@ -133,4 +133,4 @@ class TopK:
             for (name, _), k, number, least in zip(scopes, ks, passed, smallest.tolist(), strict=True):
                 if k:
                     self._carried[name].update(number if found is not None else None, k, least)
-        return Sparse(indices, x[indices], x.numel(), sum(ks))
+        return Sparse(indices, take(x, indices), x.numel(), sum(ks))

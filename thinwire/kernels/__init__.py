@@ -139,6 +139,10 @@ def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:
     _home(x).subtract_at(x, indices, values)
 
 
+def take(x: Tensor, indices: Tensor) -> Tensor:
+    return _home(x).take(x, indices)
+
+
 def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
     return _home(a).union_add(a, a_values, b, b_values)
 
@@ -354,6 +358,7 @@ __all__ = [
     "subtract_at",
     "subtract_own_signs",
     "sum_trits",
+    "take",
     "ternarize_packed",
     "uniform",
     "union_add",

@@ -26,6 +26,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_first_nonfinite": (_I64, [_I64, _PTR, _PTR, _I32]),
     "tw_select_scopes": (None, [_PTR, _I64, _PTR, _PTR, _PTR, _I64, _PTR, _PTR, _PTR, _I32]),
     "tw_subtract_at": (None, [_PTR, _PTR, _PTR, _I64]),
+    "tw_take": (None, [_PTR, _PTR, _I64, _PTR]),
     "tw_union_add": (_I64, [_PTR, _PTR, _I64, _PTR, _PTR, _I64, _PTR, _PTR]),
     "tw_contained": (None, [_PTR, _I64, _PTR, _I64, _PTR]),
     "tw_error_step": (None, [_I64] + [_PTR] * 10 + [_I32]),
@@ -165,6 +166,13 @@ def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:
     assert x.dtype == torch.float32 and x.is_contiguous()
     indices, values = _ready(indices, torch.int64), _ready(values, torch.float32)
     _lib().tw_subtract_at(x.data_ptr(), indices.data_ptr(), values.data_ptr(), indices.numel())
+
+
+def take(x: Tensor, indices: Tensor) -> Tensor:
+    x, indices = _ready(x, torch.float32), _ready(indices, torch.int64)
+    out = torch.empty(indices.numel(), dtype=torch.float32)
+    _lib().tw_take(x.data_ptr(), indices.data_ptr(), indices.numel(), out.data_ptr())
+    return out
 
 
 def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from thinwire.kernels.reference.entries import (
     remaining,
     scatter_add,
     subtract_at,
+    take,
     union_add,
     zero_at,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "ternarize",
     "ternarize_packed",
     "uniform",
+    "take",
     "union_add",
     "unpack_bits",
     "unpack_trits",

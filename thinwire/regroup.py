@@ -83,11 +83,6 @@ class Regrouper:
             self.forget()
         return complete
 
-    @property
-    def idle(self) -> bool:
-        """Whether no bucket waits here for the rest of a group."""
-        return not self._seen
-
     def _pieces(self, group: int) -> list[Bucket]:
         self._left -= 1
         pieces: list[Bucket] = []

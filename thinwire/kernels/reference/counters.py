@@ -83,11 +83,12 @@ def coins(streams: Sequence[tuple[int, int, int]], device: torch.device) -> Tens
         for (key, start, count), end in zip(streams, ends, strict=True)
     ]
     table = upload(torch.tensor(rows, dtype=torch.int64), device)  # (S, 4)
+    bounds = table[:, 0].contiguous() if streams else table
     flips = torch.empty(total, dtype=torch.bool, device=device)
     chunk = _COINS_ON_HOST if device.type == "cpu" else _COINS_ELSEWHERE
     for start in range(0, total, chunk):
         place = torch.arange(start, min(start + chunk, total), device=device)
-        stream = torch.bucketize(place, table[:, 0].contiguous(), right=True)
+        stream = torch.bucketize(place, bounds, right=True)
         first, keys, salts = table[stream, 1:].to(torch.int32).unbind(dim=1)
         mixed = _mix((place + first).to(torch.int32) ^ keys)
         flips[start : start + place.numel()] = _mix(mixed ^ salts) & 1

@@ -28,7 +28,7 @@ class DryNet:
     def to_wire(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def all_gather(self, frame: Tensor) -> list[Tensor]:
+    def all_gather(self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False) -> list[Tensor]:
         return [frame] * self.size
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -39,13 +39,13 @@ class DryNet:
         assert all(expected == mine.numel() for expected in nbytes), "ranks of a dry net must have equal shards"
         return [mine] * self.size
 
-    def swap(self, peer: int, frame: Tensor) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None) -> Tensor:
         return frame
 
     def send(self, peer: int, frame: Tensor) -> None:
         return
 
-    def receive(self, peer: int, nbytes: int) -> Tensor:
+    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor:
         raise AssertionError("a dry net is a power of two: nobody receives from beyond it")
 
     def broadcast(self, tensor: Tensor, root: int) -> None:

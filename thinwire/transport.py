@@ -47,7 +47,7 @@ class Traffic:
 
 
 GRACE_S = 5.0  # for threads that were told to end
-_ROUNDS_FROM = 1 << 17  # bytes: an all-to-all with a message of this length goes round by round on Gloo
+_ROUNDS_FROM = 1 << 17  # bytes: messages of this length may go round by round on Gloo
 
 
 class Net(Protocol):
@@ -62,7 +62,13 @@ class Net(Protocol):
         """The tensor where the transport reads it: on the host for Gloo, pinned; the others take it as it is."""
         ...
 
-    def all_gather(self, frame: Tensor) -> list[Tensor]: ...  # (B,) uint8, the same B everywhere -> P of them
+    def all_gather(self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False) -> list[Tensor]:
+        """Everybody's frames, (B,) uint8 with the same B everywhere; ``room`` is memory that may be used for them.
+
+        Gloo holds all of them a second time while it gathers. With ``by_rounds``, which all ranks then say, long frames
+        go from rank to rank instead: the same bytes on every link, without that memory.
+        """
+        ...
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         """``all_gather`` one frame after the other, with its rank: each may be gone when the next one comes.
@@ -79,11 +85,13 @@ class Net(Protocol):
         """
         ...
 
-    def swap(self, peer: int, frame: Tensor) -> Tensor: ...  # (B,) uint8 <-> the peer's (B,)
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None) -> Tensor:
+        """Give a frame, (B,) uint8, and get the peer's, (B,); ``room`` is memory that may be used for that."""
+        ...
 
     def send(self, peer: int, frame: Tensor) -> None: ...
 
-    def receive(self, peer: int, nbytes: int) -> Tensor: ...
+    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor: ...
 
     def broadcast(self, tensor: Tensor, root: int) -> None: ...  # in place
 
@@ -201,14 +209,22 @@ class TorchNet(_Counted):
             return host
         return tensor.to(self.device)
 
-    def all_gather(self, frame: Tensor) -> list[Tensor]:
+    def all_gather(self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False) -> list[Tensor]:
         self._count_all_gather(frame.numel())
         frame = self.to_wire(frame)
         if self.size == 1:
             return [frame]
-        out = torch.empty(self.size * frame.numel(), dtype=torch.uint8, device=self.device)
-        self._call(lambda: _all_gather_single(out, frame, self.group))
-        return list(out.view(self.size, -1))
+        nbytes = self.size * frame.numel()
+        out = room if room is not None else torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        frames = list(out.view(self.size, -1))
+        if by_rounds and self.device.type == "cpu" and frame.numel() >= _ROUNDS_FROM:
+            frames[self.rank].copy_(frame)
+            for distance in range(1, self.size):
+                to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+                self._point_to_point((dist.isend, frame, to), (dist.irecv, frames[source], source))
+        else:
+            self._call(lambda: _all_gather_single(out, frame, self.group))
+        return frames
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         if self.device.type != "cpu" or self.size == 1 or frame.numel() < _ROUNDS_FROM:
@@ -261,10 +277,10 @@ class TorchNet(_Counted):
         batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in operations]
         self._call(lambda: [work.wait() for work in dist.batch_isend_irecv(batch)], peer=operations[0][2])
 
-    def swap(self, peer: int, frame: Tensor) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None) -> Tensor:
         self.traffic.count(frame.numel(), frame.numel(), frame.numel())
         frame = self.to_wire(frame)
-        other = torch.empty_like(frame)
+        other = room if room is not None else torch.empty_like(frame)
         self._point_to_point((dist.isend, frame, peer), (dist.irecv, other, peer))
         return other
 
@@ -272,9 +288,9 @@ class TorchNet(_Counted):
         self.traffic.count(frame.numel(), frame.numel(), 0)
         self._point_to_point((dist.isend, self.to_wire(frame), peer))
 
-    def receive(self, peer: int, nbytes: int) -> Tensor:
+    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor:
         self.traffic.count(0, 0, nbytes)
-        frame = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        frame = room if room is not None else torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         self._point_to_point((dist.irecv, frame, peer))
         return frame
 
@@ -422,7 +438,7 @@ class ThreadNet(_Counted):
     def to_wire(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def all_gather(self, frame: Tensor) -> list[Tensor]:
+    def all_gather(self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False) -> list[Tensor]:
         self._count_all_gather(frame.numel())
         return [other.clone() for other in self.world.share(self.rank, frame.clone())]
 
@@ -436,7 +452,7 @@ class ThreadNet(_Counted):
         assert [frame.numel() for frame in incoming] == list(nbytes), "all_to_all: a frame has an unexpected length"
         return incoming
 
-    def swap(self, peer: int, frame: Tensor) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None) -> Tensor:
         self.send(peer, frame)
         return self.receive(peer, frame.numel())
 
@@ -444,7 +460,7 @@ class ThreadNet(_Counted):
         self.traffic.count(frame.numel(), frame.numel(), 0)
         self.world._mail[self.rank, peer].put(frame.clone())
 
-    def receive(self, peer: int, nbytes: int) -> Tensor:
+    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor:
         self.traffic.count(0, 0, nbytes)
         frame = self.world.receive(peer, self.rank)
         assert frame.numel() == nbytes, "receive: a frame has an unexpected length"

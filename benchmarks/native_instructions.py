@@ -35,7 +35,9 @@ KERNELS = {
     "tw_checksum": "element",
     "tw_select_topk": "element",
     "tw_select_scopes": "entry",
-    "tw_rice_encode": "entry",
+    "tw_merge_topk": "entry",
+    "tw_int8_quantize": "entry",
+    "tw_rice_encode_of": "entry",
     "tw_rice_indices": "entry",
     "tw_scatter_add": "entry",
 }

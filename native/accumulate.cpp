@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "listing.h"
 #include "parallel.h"
 
 namespace {
@@ -65,7 +66,7 @@ int update_block(const float* __restrict g, const float* __restrict w, float* __
 // byte an element says whether it does, written with vectors; eight of them are looked at at once (lowest address, lowest
 // byte: machines with the other order are not built for).
 THINWIRE_CLONES
-int64_t list_block(const float* v, int64_t n, float threshold, int64_t base, int64_t* places) {
+int64_t list_block(const float* v, int64_t n, float threshold, uint32_t base, uint32_t* places) {
   uint8_t reached[kBlock];
   for (int64_t i = 0; i < n; ++i) reached[i] = !(std::fabs(v[i]) < threshold);
   for (int64_t i = n; i < (n + 7) / 8 * 8; ++i) reached[i] = 0;
@@ -73,7 +74,8 @@ int64_t list_block(const float* v, int64_t n, float threshold, int64_t base, int
   for (int64_t i = 0; i < n; i += 8) {
     uint64_t eight;
     std::memcpy(&eight, reached + i, 8);
-    for (; eight != 0; eight &= eight - 1) places[count++] = base + i + (__builtin_ctzll(eight) >> 3);
+    for (; eight != 0; eight &= eight - 1)
+      places[count++] = base + static_cast<uint32_t>(i + (__builtin_ctzll(eight) >> 3));
   }
   return count;
 }
@@ -110,12 +112,13 @@ THINWIRE_API int64_t tw_first_nonfinite(int64_t num_parts, const uint64_t* parts
 }
 
 // Updates u (may be null) and v from the segments' gradients and lists, in rising order, the flat indices of elements that
-// reach their segment's threshold. Returns their number, or -1 when they are more than `capacity` (the update is done
-// in any case).
+// reach their segment's threshold. Returns their number, or -1 when they are more than `capacity`, or than the `room` for
+// putting them in order holds (the update is done in any case).
 THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, const uint64_t* weights,
                                    const int64_t* numels, const int64_t* starts, const float* momentum,
                                    const float* decay, const int32_t* nesterov, const float* thresholds, float* u,
-                                   float* v, int64_t* found, int64_t capacity, int threads) {
+                                   float* v, uint32_t* room, int64_t room_entries, uint32_t* found,
+                                   int64_t capacity, int threads) {
   std::vector<Segment> segments(num_segments);
   std::vector<int64_t> ends(num_segments);
   int64_t total = 0;
@@ -125,12 +128,8 @@ THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, 
     total += numels[s];
     ends[s] = total;
   }
-  // The first part's list is the beginning of the result, and is written there; the others follow it.
-  std::vector<std::vector<int64_t>> lists(std::max(1, threads));
-  int64_t first_count = 0;
+  thinwire::Listing listing(room, room_entries, threads);
   thinwire::parallel(total, threads, kBlock, [&](int part, int64_t begin, int64_t end) {
-    auto& list = lists[part];
-    int64_t listed = 0;
     size_t s = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
     for (int64_t at = begin; at < end; ++s) {
       const Segment& segment = segments[s];
@@ -144,32 +143,16 @@ THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, 
         const float* w = segment.weight == nullptr ? nullptr : segment.weight + i;
         int hit = update_block(segment.grad + i, w, us == nullptr ? nullptr : us + i, vs + i, n, segment.momentum,
                                segment.decay, segment.nesterov, segment.threshold);
-        // Beyond the capacity the list is of no use: only the update goes on.
-        if (!hit || std::isinf(segment.threshold) || listed > capacity) continue;
-        if (part == 0 && listed + kBlock <= capacity) {
-          listed += list_block(vs + i, n, segment.threshold, segment.start + i, found + listed);
-          continue;
+        // Beyond its room the list is of no use: only the update goes on.
+        if (hit && !std::isinf(segment.threshold) && !listing.full()) {
+          uint32_t places[kBlock];
+          int64_t count = list_block(vs + i, n, segment.threshold, static_cast<uint32_t>(segment.start + i), places);
+          listing.append(part, places, count);
         }
-        int64_t places[kBlock];
-        int64_t count = list_block(vs + i, n, segment.threshold, segment.start + i, places);
-        if (part > 0)
-          list.insert(list.end(), places, places + count);
-        else if (listed + count <= capacity)
-          std::memcpy(found + listed, places, count * sizeof(int64_t));
-        listed += count;
       }
     }
-    if (part == 0) first_count = listed;
   });
-  int64_t count = first_count;
-  for (const auto& list : lists) count += static_cast<int64_t>(list.size());
-  if (count > capacity) return -1;
-  found += first_count;
-  for (const auto& list : lists) {
-    if (!list.empty()) std::memcpy(found, list.data(), list.size() * sizeof(int64_t));
-    found += list.size();
-  }
-  return count;
+  return listing.gather(found, capacity);
 }
 
 namespace {
@@ -215,12 +198,12 @@ THINWIRE_API void tw_error_step(int64_t num_segments, const uint64_t* grads, con
 namespace {
 
 // Adds the entries from the i-th on whose index is below `stop` to the floats at base + 4 * index; returns the next i.
-int64_t add_run(const int64_t* __restrict index, const float* __restrict value, int64_t i, int64_t count, int64_t stop,
+int64_t add_run(const uint32_t* __restrict index, const float* __restrict value, int64_t i, int64_t count, int64_t stop,
                 uint64_t base, float scale) {
   constexpr int64_t kAhead = 16;  // entries lie far apart: their cache lines are asked for before they are needed
   for (; i < count && index[i] < stop; ++i) {
-    __builtin_prefetch(reinterpret_cast<const void*>(base + 4 * index[i + kAhead < count ? i + kAhead : i]), 1);
-    *reinterpret_cast<float*>(base + 4 * index[i]) += value[i] * scale;
+    __builtin_prefetch(reinterpret_cast<const void*>(base + 4 * uint64_t{index[i + kAhead < count ? i + kAhead : i]}), 1);
+    *reinterpret_cast<float*>(base + 4 * uint64_t{index[i]}) += value[i] * scale;
   }
   return i;
 }
@@ -244,13 +227,13 @@ THINWIRE_API void tw_scatter_add(int64_t num_segments, const uint64_t* parts, co
     };
     std::vector<Cursor> cursors(num_lists);
     for (int64_t l = 0; l < num_lists; ++l) {
-      const int64_t* index = reinterpret_cast<const int64_t*>(indices[l]);
+      const uint32_t* index = reinterpret_cast<const uint32_t*>(indices[l]);
       cursors[l] = {std::lower_bound(index, index + counts[l], begin) - index, 0};
     }
     for (int64_t tile = begin; tile < end; tile += kTile) {
       const int64_t stop = std::min(end, tile + kTile);
       for (int64_t l = 0; l < num_lists; ++l) {
-        const int64_t* index = reinterpret_cast<const int64_t*>(indices[l]);
+        const uint32_t* index = reinterpret_cast<const uint32_t*>(indices[l]);
         const float* value = reinterpret_cast<const float*>(values[l]);
         const int64_t count = counts[l];
         int64_t i = cursors[l].at, s = cursors[l].segment;

@@ -11,7 +11,8 @@
 extern "C" {
 int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, const uint64_t* weights, const int64_t* numels,
                       const int64_t* starts, const float* momentum, const float* decay, const int32_t* nesterov,
-                      const float* thresholds, float* u, float* v, int64_t* found, int64_t capacity, int threads);
+                      const float* thresholds, float* u, float* v, uint32_t* room, int64_t room_entries, uint32_t* found,
+                      int64_t capacity, int threads);
 void tw_error_step(int64_t num_segments, const uint64_t* grads, const uint64_t* weights, const int64_t* numels,
                    const int64_t* starts, const float* momentum, const float* decay, const int32_t* nesterov,
                    const float* ratios, float* m, float* e, int threads);
@@ -26,13 +27,17 @@ void tw_ternarize_packed(int64_t num_segments, const uint64_t* parts, const int6
                          const float* limits, const uint32_t* keys, const int64_t* counters, uint8_t* out, int threads);
 uint32_t tw_checksum(const uint32_t* words, int64_t n, uint32_t start);
 void tw_select_scopes(const float* x, int64_t num_scopes, const int64_t* bounds, const int64_t* ks,
-                      const int64_t* candidates, int64_t count, int64_t* out, int64_t* passed, float* smallest,
-                      int threads);
-void tw_select_topk(const float* x, int64_t n, int64_t k, int64_t* out, float* smallest, int threads);
-void tw_rice_encode(const int64_t* gaps, int64_t n, int parameter, uint8_t* low, uint8_t* unary);
+                      const uint32_t* candidates, int64_t count, uint32_t* scratch, int64_t entries, uint32_t* out,
+                      int64_t* passed, float* smallest, int threads);
+void tw_select_topk(const float* x, int64_t n, int64_t k, uint32_t* scratch, int64_t entries, uint32_t* out, float* smallest,
+                    int threads);
+void tw_merge_topk(const uint32_t* a, const float* a_values, int64_t a_count, const uint32_t* b, const float* b_values,
+                   int64_t b_count, int64_t k, uint32_t* scratch, uint32_t* out, float* sums);
+void tw_int8_quantize(const float* values, int64_t n, int8_t* codes, float* scales);
+void tw_rice_encode_of(const uint32_t* indices, int64_t n, int parameter, uint8_t* low, uint8_t* unary);
 void tw_rice_indices(int64_t num_frames, const uint64_t* lows, const int64_t* low_nbytes, const uint64_t* unaries,
                      const int64_t* unary_nbytes, const int64_t* counts, const int32_t* parameters, int64_t numel,
-                     const uint64_t* outs, int32_t* faults, int threads);
+                     const uint64_t* outs, int wide, int32_t* faults, int threads);
 void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels, const int64_t* starts,
                     int64_t num_lists, const uint64_t* indices, const uint64_t* values, const int64_t* counts, float scale,
                     int threads);
@@ -61,11 +66,10 @@ int main(int argc, char** argv) {
   std::vector<float> g(n), u(n), v(n), values(k, 1.0f), pair(2);
   for (auto& x : g) x = static_cast<float>(uniform() - uniform());
   // One element in a hundred is chosen; gaps and their Rice streams of the same choice.
-  std::vector<int64_t> chosen(k), gaps(k), out(8 * k + 1024), zeros(1, 0), numels(1, n), counts(1, k);
-  for (int64_t i = 0, before = -1; i < k; before = chosen[i++]) {
-    chosen[i] = i * 100 + static_cast<int64_t>(uniform() * 99);
-    gaps[i] = chosen[i] - before - 1;
-  }
+  std::vector<uint32_t> chosen(k), out(4 * k + 1024), room(4 * k + 2048);
+  std::vector<int64_t> zeros(1, 0), numels(1, n), counts(1, k);
+  const auto entries = static_cast<int64_t>(room.size());
+  for (int64_t i = 0; i < k; ++i) chosen[i] = static_cast<uint32_t>(i * 100 + static_cast<int64_t>(uniform() * 99));
   std::vector<uint64_t> parts(1, address(g)), nothing(1, 0);
   std::vector<float> one(1, 1.0f), none(1, 0.0f), momentum(1, 0.9f), threshold(1, 0.9995f);
   std::vector<int32_t> plain(1, 0), parameters(1, static_cast<int32_t>(parameter)), fault(1, 0);
@@ -75,7 +79,8 @@ int main(int argc, char** argv) {
 
   if (kernel == "tw_accumulate") {
     tw_accumulate(1, parts.data(), nothing.data(), numels.data(), zeros.data(), momentum.data(), none.data(), plain.data(),
-                  threshold.data(), u.data(), v.data(), out.data(), static_cast<int64_t>(out.size()), 1);
+                  threshold.data(), u.data(), v.data(), room.data(), entries, out.data(),
+                  static_cast<int64_t>(out.size()), 1);
   } else if (kernel == "tw_error_step") {
     tw_error_step(1, parts.data(), nothing.data(), numels.data(), zeros.data(), momentum.data(), none.data(), plain.data(),
                   one.data(), u.data(), v.data(), 1);
@@ -94,19 +99,26 @@ int main(int argc, char** argv) {
     tw_checksum(reinterpret_cast<const uint32_t*>(g.data()), n, 0);
   } else if (kernel == "tw_select_scopes") {
     std::vector<int64_t> bounds{0, n}, half(1, k / 2), passed(1);
-    tw_select_scopes(g.data(), 1, bounds.data(), half.data(), chosen.data(), k, out.data(), passed.data(), pair.data(), 1);
+    tw_select_scopes(g.data(), 1, bounds.data(), half.data(), chosen.data(), k, room.data(), entries, out.data(),
+                     passed.data(), pair.data(), 1);
   } else if (kernel == "tw_select_topk") {
-    tw_select_topk(g.data(), n, k, out.data(), pair.data(), 1);
-  } else if (kernel == "tw_rice_encode") {
-    tw_rice_encode(gaps.data(), k, static_cast<int>(parameter), low.data(), unary.data());
+    tw_select_topk(g.data(), n, k, room.data(), entries, out.data(), pair.data(), 1);
+  } else if (kernel == "tw_merge_topk") {
+    std::vector<uint32_t> others(chosen);
+    for (size_t i = 0; i < others.size(); i += 2) ++others[i];  // every second index is in both lists
+    tw_merge_topk(chosen.data(), g.data(), k, others.data(), g.data() + k, k, k, room.data(), out.data(), v.data());
+  } else if (kernel == "tw_int8_quantize") {
+    tw_int8_quantize(g.data(), k, reinterpret_cast<int8_t*>(bytes.data()), v.data());
+  } else if (kernel == "tw_rice_encode_of") {
+    tw_rice_encode_of(chosen.data(), k, static_cast<int>(parameter), low.data(), unary.data());
   } else if (kernel == "tw_rice_indices") {
-    tw_rice_encode(gaps.data(), k, static_cast<int>(parameter), low.data(), unary.data());
+    tw_rice_encode_of(chosen.data(), k, static_cast<int>(parameter), low.data(), unary.data());
     int64_t bits = k;
-    for (int64_t gap : gaps) bits += gap >> parameter;
+    for (int64_t i = 0; i < k; ++i) bits += (i ? chosen[i] - chosen[i - 1] - 1 : chosen[0]) >> parameter;
     std::vector<int64_t> low_nbytes(1, (k * parameter + 7) / 8), unary_nbytes(1, (bits + 31) / 32 * 4);
     std::vector<uint64_t> lows(1, address(low)), unaries(1, address(unary)), outs(1, address(out));
     tw_rice_indices(1, lows.data(), low_nbytes.data(), unaries.data(), unary_nbytes.data(), counts.data(),
-                    parameters.data(), n, outs.data(), fault.data(), 1);
+                    parameters.data(), n, outs.data(), 0, fault.data(), 1);
     if (fault[0]) return 3;
   } else if (kernel == "tw_scatter_add") {
     std::vector<uint64_t> lists(1, address(chosen)), floats(1, address(values));

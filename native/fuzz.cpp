@@ -27,9 +27,11 @@ void tw_pack_uints(const int64_t* values, int64_t n, int bits, uint8_t* out);
 void tw_unpack_uints(const uint8_t* packed, int64_t nbytes, int64_t n, int bits, int64_t* out);
 void tw_rice_unary_bits(const int64_t* gaps, int64_t n, int first, int choices, int64_t* out);
 void tw_rice_encode(const int64_t* gaps, int64_t n, int parameter, uint8_t* low, uint8_t* unary);
+void tw_rice_unary_bits_of(const uint32_t* indices, int64_t n, int first, int choices, int64_t* out);
+void tw_rice_encode_of(const uint32_t* indices, int64_t n, int parameter, uint8_t* low, uint8_t* unary);
 void tw_rice_indices(int64_t num_frames, const uint64_t* lows, const int64_t* low_nbytes, const uint64_t* unaries,
                      const int64_t* unary_nbytes, const int64_t* counts, const int32_t* parameters, int64_t numel,
-                     const uint64_t* outs, int32_t* faults, int threads);
+                     const uint64_t* outs, int wide, int32_t* faults, int threads);
 void tw_add_mean_of_signs(float* out, int64_t num_frames, const uint64_t* packed, const uint64_t* scales, int64_t num_runs,
                           const int64_t* lengths, const int64_t* counts, int threads);
 void tw_write_signs(int64_t num_parts, const uint64_t* parts, const int64_t* numels, const uint8_t* packed,
@@ -171,7 +173,7 @@ void check_uints(Input& in) {
 }
 
 // The entries of a frame whose indices were checked, added where they belong: parts of any size, empty ones too.
-void scatter(Input in, const Block<int64_t>& indices, int64_t numel) {
+void scatter(Input in, const Block<uint32_t>& indices, int64_t numel) {
   std::vector<int64_t> sizes;
   for (int64_t left = numel; left > 0 && sizes.size() < 9;) {
     sizes.push_back(sizes.size() == 8 ? left : in.number(4) == 0 ? 0 : 1 + in.number(static_cast<uint32_t>(left)));
@@ -210,6 +212,7 @@ void scatter(Input in, const Block<int64_t>& indices, int64_t numel) {
 void check_rice_indices(const Block<uint8_t>& low, const Block<uint8_t>& unary, int64_t n, int parameter, int64_t numel,
                         int64_t ones, const Block<int64_t>& gaps, int threads) {
   Block<int64_t> out(n), other(n), low_nbytes(2), unary_nbytes(2), counts(2);
+  Block<uint32_t> narrow(n), narrow_other(n);
   Block<uint64_t> lows(2), unaries(2), outs(2);
   Block<int32_t> parameters(2), faults(2);
   for (int64_t f = 0; f < 2; ++f) {
@@ -219,8 +222,14 @@ void check_rice_indices(const Block<uint8_t>& low, const Block<uint8_t>& unary, 
     outs[f] = reinterpret_cast<uint64_t>(f ? other.get() : out.get());
   }
   tw_rice_indices(2, lows.get(), low_nbytes.get(), unaries.get(), unary_nbytes.get(), counts.get(), parameters.get(), numel,
-                  outs.get(), faults.get(), threads);
+                  outs.get(), 1, faults.get(), threads);
   MUST(faults[0] == faults[1]);
+  const int32_t fault = faults[0];
+  outs[0] = reinterpret_cast<uint64_t>(narrow.get()), outs[1] = reinterpret_cast<uint64_t>(narrow_other.get());
+  tw_rice_indices(2, lows.get(), low_nbytes.get(), unaries.get(), unary_nbytes.get(), counts.get(), parameters.get(), numel,
+                  outs.get(), 0, faults.get(), threads);
+  MUST(faults[0] == fault && faults[1] == fault);
+  for (int64_t i = 0; i < n && !fault; ++i) MUST(narrow[i] == out[i] && narrow_other[i] == out[i]);
   int32_t expected = ones != n ? 1 : 0;
   int64_t index = -1, bits = 0;
   for (int64_t i = 0; i < n && !expected; ++i) {
@@ -254,10 +263,10 @@ void check_rice(Input& in, int threads) {
   int64_t numel = 1 + in.number(50000), index = -1, bits = 0;
   check_rice_indices(low, unary, n, parameter, numel, ones, gaps, threads);
   if (ones != n) return;
-  Block<int64_t> indices(n);
+  Block<uint32_t> indices(n);
   for (int64_t i = 0; i < n; ++i) {
     if (gaps[i] < 0 || gaps[i] >= numel) return;
-    indices[i] = index += gaps[i] + 1;
+    indices[i] = static_cast<uint32_t>(index += gaps[i] + 1);
   }
   tw_rice_unary_bits(gaps.get(), n, parameter, 1, &bits);
   MUST(bytes_of(bits) <= unary.n);
@@ -265,14 +274,22 @@ void check_rice(Input& in, int threads) {
   tw_rice_encode(gaps.get(), n, parameter, low_again.get(), unary_again.get());
   for (int64_t i = 0; i < bits; ++i) MUST(bit_at(unary_again, i) == bit_at(unary, i));
   for (int64_t i = 0; i < n * parameter; ++i) MUST(bit_at(low_again, i) == bit_at(low, i));
+  int64_t bits_of = 0;
+  tw_rice_unary_bits_of(indices.get(), n, parameter, 1, &bits_of);
+  MUST(bits_of == bits);
+  Block<uint8_t> low_of(low_again.n), unary_of(unary_again.n);
+  tw_rice_encode_of(indices.get(), n, parameter, low_of.get(), unary_of.get());
+  for (int64_t i = 0; i < low_of.n; ++i) MUST(low_of[i] == low_again[i]);
+  for (int64_t i = 0; i < unary_of.n; ++i) MUST(unary_of[i] == unary_again[i]);
   if (index < numel) scatter(in, indices, numel);
 }
 
 void check_scatter(Input& in) {
   int64_t numel = 1 + in.number(5000);
-  std::vector<int64_t> chosen;
-  for (int64_t index = in.number(64); index < numel && in.left > 0; index += 1 + in.byte()) chosen.push_back(index);
-  Block<int64_t> indices(reinterpret_cast<const uint8_t*>(chosen.data()), static_cast<int64_t>(chosen.size()));
+  std::vector<uint32_t> chosen;
+  for (int64_t index = in.number(64); index < numel && in.left > 0; index += 1 + in.byte())
+    chosen.push_back(static_cast<uint32_t>(index));
+  Block<uint32_t> indices(reinterpret_cast<const uint8_t*>(chosen.data()), static_cast<int64_t>(chosen.size()));
   scatter(in, indices, numel);
 }
 

@@ -91,24 +91,68 @@ THINWIRE_API void tw_unpack_uints(const uint8_t* packed, int64_t nbytes, int64_t
   for (int64_t i = 0; i < n; ++i) out[i] = get_bits(packed, nbytes, i * bits, bits);
 }
 
-// Bits of all quotients in unary, for each Rice parameter of [first, first + choices).
-THINWIRE_API void tw_rice_unary_bits(const int64_t* gaps, int64_t n, int first, int choices, int64_t* out) {
+namespace {
+
+// Gaps that are given, and those between rising indices.
+struct Gaps {
+  const int64_t* gaps;
+  uint64_t operator()(int64_t i) const { return static_cast<uint64_t>(gaps[i]); }
+};
+
+struct GapsOf {
+  const uint32_t* indices;
+  uint64_t operator()(int64_t i) const { return i ? indices[i] - indices[i - 1] - 1 : indices[0]; }
+};
+
+template <typename Source>
+void rice_unary_bits(const Source& gap, int64_t n, int first, int choices, int64_t* out) {
   for (int c = 0; c < choices; ++c) {
-    int64_t sum = n;
-    for (int64_t i = 0; i < n; ++i) sum += gaps[i] >> (first + c);
-    out[c] = sum;
+    uint64_t sum = static_cast<uint64_t>(n);
+    for (int64_t i = 0; i < n; ++i) sum += gap(i) >> (first + c);
+    out[c] = static_cast<int64_t>(sum);
   }
 }
 
-// `low` and `unary` must be zero and large enough.
-THINWIRE_API void tw_rice_encode(const int64_t* gaps, int64_t n, int parameter, uint8_t* low, uint8_t* unary) {
-  const int64_t mask = (int64_t{1} << parameter) - 1;
-  int64_t at = -1;
+// Bits are gathered in a word of their own and leave it by fours of bytes; `unary` must be zero.
+template <typename Source>
+void rice_encode(const Source& gap, int64_t n, int parameter, uint8_t* low, uint8_t* unary) {
+  const uint64_t mask = (uint64_t{1} << parameter) - 1;
+  uint64_t word = 0, at = ~uint64_t{0};
+  int filled = 0;
   for (int64_t i = 0; i < n; ++i) {
-    if (parameter) put_bits(low, i * parameter, static_cast<uint32_t>(gaps[i] & mask), parameter);
-    at += (gaps[i] >> parameter) + 1;
+    const uint64_t here = gap(i);
+    word |= (here & mask) << filled;
+    filled += parameter;
+    if (filled >= 32) {
+      std::memcpy(low, &word, 4);
+      low += 4;
+      word >>= 32;
+      filled -= 32;
+    }
+    at += (here >> parameter) + 1;
     unary[at >> 3] |= static_cast<uint8_t>(1u << (at & 7));
   }
+  if (filled) std::memcpy(low, &word, static_cast<size_t>((filled + 7) / 8));
+}
+
+}  // namespace
+
+// Bits of all quotients in unary, for each Rice parameter of [first, first + choices).
+THINWIRE_API void tw_rice_unary_bits(const int64_t* gaps, int64_t n, int first, int choices, int64_t* out) {
+  rice_unary_bits(Gaps{gaps}, n, first, choices, out);
+}
+
+THINWIRE_API void tw_rice_unary_bits_of(const uint32_t* indices, int64_t n, int first, int choices, int64_t* out) {
+  rice_unary_bits(GapsOf{indices}, n, first, choices, out);
+}
+
+// parameter <= 30; `unary` must be zero, and both large enough.
+THINWIRE_API void tw_rice_encode(const int64_t* gaps, int64_t n, int parameter, uint8_t* low, uint8_t* unary) {
+  rice_encode(Gaps{gaps}, n, parameter, low, unary);
+}
+
+THINWIRE_API void tw_rice_encode_of(const uint32_t* indices, int64_t n, int parameter, uint8_t* low, uint8_t* unary) {
+  rice_encode(GapsOf{indices}, n, parameter, low, unary);
 }
 
 namespace {
@@ -117,21 +161,32 @@ struct Rice {
   const uint8_t *low, *unary;
   int64_t low_nbytes, unary_nbytes, count;
   int parameter;
-  int64_t* out;
 };
+
+// Whether a gap of a well-formed stream is numel or more.
+bool wide_gap(const Rice& rice, uint64_t numel) {
+  int64_t count = 0, before = -1;
+  for (int64_t at = 0; count < rice.count; ++at) {
+    if (!((rice.unary[at >> 3] >> (at & 7)) & 1)) continue;
+    uint64_t low = rice.parameter ? get_bits(rice.low, rice.low_nbytes, count * rice.parameter, rice.parameter) : 0;
+    if (((static_cast<uint64_t>(at - before - 1) << rice.parameter) | low) >= numel) return true;
+    before = at;
+    ++count;
+  }
+  return false;
+}
 
 // Decodes rising indices below numel and checks them. Returns 0, or what is wrong: 1 the number of entries, 2 a gap of
 // numel or more, 3 bytes behind the quotients (which fill whole groups of four), 4 an index of numel or more. Nothing is
-// written behind the given number of entries.
-THINWIRE_CLONES
-int rice_indices(const Rice& rice, uint64_t numel) {
+// written behind the given number of entries. `Index` has to hold numel.
+template <typename Index>
+inline __attribute__((always_inline)) int rice_indices(const Rice& rice, uint64_t numel, Index* __restrict out) {
   const uint8_t *low = rice.low, *unary = rice.unary;
   const int64_t n = rice.count, low_nbytes = rice.low_nbytes, nbytes = rice.unary_nbytes;
   const int parameter = rice.parameter;
   const uint64_t most = numel >> parameter, mask = (1ull << parameter) - 1;
   // So many entries have eight bytes to load at their low bits.
   const int64_t quick = parameter && low_nbytes >= 8 ? ((low_nbytes - 8) * 8) / parameter : 0;
-  int64_t* out = rice.out;
   int64_t count = 0, before = -1, bit = 0;
   uint64_t next = 0, longest = 0;  // `next` is one behind the last index; looked at so often that it cannot wrap around
   bool outside = false;
@@ -151,7 +206,7 @@ int rice_indices(const Rice& rice, uint64_t numel) {
         uint64_t quotient = static_cast<uint64_t>(at - before - 1);
         uint64_t gap = (quotient << parameter) | ((rest >> (bit & 7)) & mask);
         longest = quotient > longest ? quotient : longest;  // a huge one may wrap around when it is shifted
-        out[count + i] = static_cast<int64_t>(next + gap);
+        out[count + i] = static_cast<Index>(next + gap);
         next += gap + 1;
         before = at;
       }
@@ -161,7 +216,7 @@ int rice_indices(const Rice& rice, uint64_t numel) {
         uint64_t quotient = static_cast<uint64_t>(at - before - 1);
         uint64_t gap = (quotient << parameter) | (parameter ? get_bits(low, low_nbytes, bit, parameter) : 0);
         longest = quotient > longest ? quotient : longest;
-        out[count + i] = static_cast<int64_t>(next + gap);
+        out[count + i] = static_cast<Index>(next + gap);
         next += gap + 1;
         before = at;
       }
@@ -171,26 +226,34 @@ int rice_indices(const Rice& rice, uint64_t numel) {
   }
   if (count != n) return 1;
   if (longest > most) return 2;
-  for (int64_t i = 0; outside && i < n; ++i)
-    if (out[i] - (i ? out[i - 1] + 1 : 0) >= static_cast<int64_t>(numel)) return 2;
+  if (outside && wide_gap(rice, numel)) return 2;
   if ((before + 1 + 31) / 32 * 4 != nbytes) return 3;
   return outside ? 4 : 0;
 }
 
+THINWIRE_CLONES
+int rice_indices_64(const Rice& rice, uint64_t numel, int64_t* out) { return rice_indices(rice, numel, out); }
+
+THINWIRE_CLONES
+int rice_indices_32(const Rice& rice, uint64_t numel, uint32_t* out) { return rice_indices(rice, numel, out); }
+
 }  // namespace
 
-// The Rice streams of several frames, each checked on its own; threads share the frames out.
+// The Rice streams of several frames, each checked on its own; threads share the frames out. Indices have 64 bits where
+// `wide`, else 32, and numel is then below 2**32.
 THINWIRE_API void tw_rice_indices(int64_t num_frames, const uint64_t* lows, const int64_t* low_nbytes,
                                   const uint64_t* unaries, const int64_t* unary_nbytes, const int64_t* counts,
-                                  const int32_t* parameters, int64_t numel, const uint64_t* outs, int32_t* faults,
-                                  int threads) {
+                                  const int32_t* parameters, int64_t numel, const uint64_t* outs, int wide,
+                                  int32_t* faults, int threads) {
   int64_t entries = 0;
   for (int64_t f = 0; f < num_frames; ++f) entries += counts[f];
   thinwire::parallel(num_frames, entries < (1 << 14) ? 1 : threads, 1, [&](int, int64_t begin, int64_t end) {
     for (int64_t f = begin; f < end; ++f) {
       Rice rice{reinterpret_cast<const uint8_t*>(lows[f]), reinterpret_cast<const uint8_t*>(unaries[f]), low_nbytes[f],
-                unary_nbytes[f], counts[f], parameters[f], reinterpret_cast<int64_t*>(outs[f])};
-      faults[f] = rice_indices(rice, static_cast<uint64_t>(numel));
+                unary_nbytes[f], counts[f], parameters[f]};
+      const auto limit = static_cast<uint64_t>(numel);
+      faults[f] = wide ? rice_indices_64(rice, limit, reinterpret_cast<int64_t*>(outs[f]))
+                       : rice_indices_32(rice, limit, reinterpret_cast<uint32_t*>(outs[f]));
     }
   }, 2);
 }

@@ -1,4 +1,4 @@
-// Sign quantisation and the checksum.
+// Sign and 8-bit quantisation, and the checksum.
 
 #include <cmath>
 #include <cstring>
@@ -92,6 +92,54 @@ THINWIRE_API void tw_add_signs(float* out, const uint8_t* negative, const float*
     start += n;
     block += counts[r];
   }
+}
+
+namespace {
+
+constexpr int64_t kChunk = 256;  // 8-bit values that share a scale
+constexpr float kLargestScale = 2.67938838e36f;  // the largest float that 127 times is still finite
+
+// Where the largest magnitude of a chunk is not finite the scale is a nan: the chunk decodes to nan and is seen.
+THINWIRE_CLONES
+float scale_of(const float* x, int64_t n) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    bits &= 0x7FFFFFFFu;
+    largest = bits > largest ? bits : largest;
+  }
+  if (largest >= 0x7F800000u) return std::nanf("");
+  float most;
+  std::memcpy(&most, &largest, 4);
+  return std::min(most / 127.0f, kLargestScale);
+}
+
+// A denormal scale makes the quotient overflow; the bounds keep it within +-127. They are written so that a nan is 0.
+THINWIRE_CLONES
+void code_chunk(const float* __restrict x, int64_t n, float divisor, int8_t* __restrict codes) {
+  for (int64_t i = 0; i < n; ++i) {
+    float code = std::nearbyint(x[i] / divisor);
+    code = code > 127.0f ? 127.0f : code;
+    code = code < -127.0f ? -127.0f : code;
+    codes[i] = static_cast<int8_t>(code == code ? code : 0.0f);
+  }
+}
+
+}  // namespace
+
+// Chunks of 256 values as multiples of their largest magnitude / 127.
+THINWIRE_API void tw_int8_quantize(const float* values, int64_t n, int8_t* codes, float* scales) {
+  for (int64_t i = 0; i < n; i += kChunk) {
+    const int64_t count = std::min(kChunk, n - i);
+    const float scale = scale_of(values + i, count);
+    scales[i / kChunk] = scale;
+    code_chunk(values + i, count, scale > 0.0f ? scale : 1.0f, codes + i);
+  }
+}
+
+THINWIRE_API void tw_int8_dequantize(const int8_t* codes, const float* scales, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(codes[i]) * scales[i / kChunk];
 }
 
 THINWIRE_API uint32_t tw_checksum(const uint32_t* words, int64_t n, uint32_t start) {

@@ -1,28 +1,22 @@
-// Exact top-k by magnitude; ties go to the lower index, a nan counts like an infinity.
+// Exact top-k by magnitude; ties go to the lower index, a nan counts like an infinity. Indices have 32 bits. Nothing of a
+// length that grows with the vector is allocated: candidates lie in memory that the caller gives.
 
 #include <cmath>
 #include <cstring>
 #include <functional>
 
+#include "cut.h"
+#include "listing.h"
 #include "parallel.h"
 
 namespace {
 
-constexpr uint32_t kInfinity = 0x7F800000u;
+using thinwire::Cut;
+using thinwire::kInfinity;
+using thinwire::magnitude;
+
 constexpr int kBuckets = 2048;  // of the 31 magnitude bits: the exponent and three bits more
 constexpr int kShift = 20;
-
-inline uint32_t magnitude(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  bits &= 0x7FFFFFFFu;
-  return bits > kInfinity ? kInfinity : bits;
-}
-
-// Smaller keys come first: large magnitude, then low index.
-inline uint64_t key_of(float x, int64_t index) {
-  return (static_cast<uint64_t>(~magnitude(x)) << 32) | static_cast<uint64_t>(index);
-}
 
 THINWIRE_CLONES
 int any_at_least(const float* x, int64_t n, uint32_t least) {
@@ -35,88 +29,81 @@ int any_at_least(const float* x, int64_t n, uint32_t least) {
   return hit;
 }
 
-// The k-th smallest of some keys, which are all different. A table over the range of their magnitudes says in which
-// narrow stretch it lies, and only the keys of that stretch are put into order.
-uint64_t kth_of(const std::vector<uint64_t>& keys, int64_t k) {
-  constexpr int kBits = 12;
-  constexpr size_t kFew = 4096;
-  std::vector<uint64_t> order;
-  if (keys.size() < kFew) {
-    order = keys;
-  } else {
-    uint64_t low = keys[0], high = keys[0];
-    for (uint64_t key : keys) low = std::min(low, key), high = std::max(high, key);
-    int shift = 32;
-    while (((high - low) >> shift) >> kBits) ++shift;
-    std::vector<int64_t> counts(size_t{1} << kBits, 0);
-    for (uint64_t key : keys) ++counts[(key - low) >> shift];
-    uint64_t stretch = 0;
-    for (; k > counts[stretch]; ++stretch) k -= counts[stretch];
-    order.reserve(counts[stretch]);
-    for (uint64_t key : keys)
-      if ((key - low) >> shift == stretch) order.push_back(key);
+THINWIRE_CLONES
+void range_of(const uint32_t* x, int64_t n, uint32_t* low, uint32_t* high) {
+  uint32_t least = x[0], most = x[0];
+  for (int64_t i = 0; i < n; ++i) {
+    least = x[i] < least ? x[i] : least;
+    most = x[i] > most ? x[i] : most;
   }
-  std::nth_element(order.begin(), order.begin() + (k - 1), order.end());
-  return order[k - 1];
+  *low = least;
+  *high = most;
 }
 
-// The indices of the k smallest of some keys, which are all different and given by rising index: written rising, too.
-int64_t best_of(const std::vector<uint64_t>& keys, int64_t k, int64_t* out, float* smallest) {
-  uint64_t last = 0;
-  if (k < static_cast<int64_t>(keys.size())) {
-    last = kth_of(keys, k);
-  } else {
-    for (uint64_t key : keys) last = std::max(last, key);
+// The cut of the k largest of n magnitudes, 1 <= k <= n.
+Cut cut_of(const uint32_t* magnitudes, int64_t n, int64_t k) {
+  constexpr int64_t kFew = 512;
+  if (n <= kFew) {
+    uint32_t sorted[kFew];
+    std::memcpy(sorted, magnitudes, static_cast<size_t>(n) * sizeof(uint32_t));
+    std::nth_element(sorted, sorted + (k - 1), sorted + n, std::greater<uint32_t>());
+    const uint32_t least = sorted[k - 1];
+    int64_t above = 0;
+    for (int64_t i = 0; i < k; ++i) above += sorted[i] > least;
+    return {least, k - above};
   }
-  int64_t count = 0;
-  for (uint64_t key : keys) {
-    out[count] = static_cast<int64_t>(key & 0xFFFFFFFFu);
-    count += key <= last;
-    if (count == k) break;
-  }
-  uint32_t bits = ~static_cast<uint32_t>(last >> 32);
-  std::memcpy(smallest, &bits, 4);
-  return count;
+  uint32_t low, high;
+  range_of(magnitudes, n, &low, &high);
+  return thinwire::find_cut(
+      [&](auto&& see) {
+        for (int64_t i = 0; i < n; ++i) see(magnitudes[i]);
+      },
+      low, high, k);
 }
 
-}  // namespace
-
-namespace {
-
-// The k best of listed candidates (rising indices into x); writes them rising, and the smallest chosen magnitude.
-int64_t among(const float* x, const int64_t* candidates, int64_t count, int64_t k, int64_t* out, float* smallest) {
-  constexpr int64_t kAhead = 16;  // candidates lie far apart: their cache lines are asked for before they are needed
-  std::vector<uint64_t> keys(count);
+// The k best, or all where they are fewer, of listed candidates: rising places in x, which are written rising from
+// `start` on; and the smallest chosen magnitude. `magnitudes` has room for one a candidate.
+int64_t among(const float* x, const uint32_t* candidates, int64_t count, int64_t k, uint32_t* magnitudes, uint32_t start,
+              uint32_t* out, float* smallest) {
+  constexpr int64_t kAhead = 16;
+  *smallest = 0.0f;
+  if (count == 0) return 0;
   for (int64_t i = 0; i < count; ++i) {
     __builtin_prefetch(x + candidates[i + kAhead < count ? i + kAhead : i]);
-    keys[i] = key_of(x[candidates[i]], candidates[i]);
+    magnitudes[i] = magnitude(x[candidates[i]]);
   }
-  if (count == 0) {
-    *smallest = 0.0f;
-    return 0;
+  k = std::min(k, count);
+  Cut cut = k < count ? cut_of(magnitudes, count, k) : Cut{0, count};
+  uint32_t least = kInfinity;
+  int64_t chosen = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!cut.takes(magnitudes[i])) continue;
+    least = std::min(least, magnitudes[i]);
+    out[chosen++] = start + candidates[i];
   }
-  return best_of(keys, std::min(k, count), out, smallest);
+  std::memcpy(smallest, &least, 4);
+  return chosen;
 }
 
-}  // namespace
-
-namespace {
-
-// Keys of all elements whose magnitude bits are at least `least`, in rising order; false when they are more than `most`.
-bool collect(const float* x, int64_t n, uint32_t least, int64_t most, std::vector<uint64_t>& keys, int threads) {
-  std::vector<std::vector<uint64_t>> lists(std::max(1, threads));
+// The places of all elements whose magnitude bits are at least `least`, rising, in `places`; -1 when they are more than
+// that, or `room` which is as long, holds.
+int64_t collect(const float* x, int64_t n, uint32_t least, uint32_t* room, uint32_t* places, int64_t entries, int threads) {
+  constexpr int64_t kLook = 128;
+  thinwire::Listing listing(room, entries, threads);
   thinwire::parallel(n, threads, 1, [&](int part, int64_t begin, int64_t end) {
-    auto& list = lists[part];
-    for (int64_t i = begin; i < end && static_cast<int64_t>(list.size()) <= most; i += 128) {
-      int64_t stop = std::min(end, i + 128);
+    for (int64_t i = begin; i < end && !listing.full(); i += kLook) {
+      const int64_t stop = std::min(end, i + kLook);
       if (!any_at_least(x + i, stop - i, least)) continue;
-      for (int64_t j = i; j < stop; ++j)
-        if (magnitude(x[j]) >= least) list.push_back(key_of(x[j], j));
+      uint32_t found[kLook + 1];  // one is written ahead of what counts
+      int64_t count = 0;
+      for (int64_t j = i; j < stop; ++j) {
+        found[count] = static_cast<uint32_t>(j);
+        count += magnitude(x[j]) >= least;
+      }
+      listing.append(part, found, count);
     }
   });
-  keys.clear();
-  for (const auto& list : lists) keys.insert(keys.end(), list.begin(), list.end());
-  return static_cast<int64_t>(keys.size()) <= most;
+  return listing.gather(places, entries);
 }
 
 // Magnitude bits that a few more than k elements should reach, from every so manieth element.
@@ -131,8 +118,8 @@ uint32_t sampled_threshold(const float* x, int64_t n, int64_t k) {
   return sample[rank];
 }
 
-// The magnitude bits at which the bucket of the k-th largest begins.
-uint32_t bucket_threshold(const float* x, int64_t n, int64_t k, int threads) {
+// The magnitude bits at which the bucket of the k-th largest begins, and how many elements reach them.
+uint32_t bucket_threshold(const float* x, int64_t n, int64_t k, int64_t* reach, int threads) {
   std::vector<std::vector<int64_t>> histograms(std::max(1, threads));
   thinwire::parallel(n, threads, 1, [&](int part, int64_t begin, int64_t end) {
     // Four tables in turn: equal neighbours would otherwise wait for each other's increment.
@@ -145,50 +132,85 @@ uint32_t bucket_threshold(const float* x, int64_t n, int64_t k, int threads) {
   });
   int64_t above = 0;
   int bucket = kBuckets - 1;
-  for (; bucket > 0; --bucket) {
+  for (;; --bucket) {
     for (const auto& h : histograms)
       if (!h.empty()) above += h[bucket];
-    if (above >= k) break;
+    if (above >= k || bucket == 0) break;
   }
+  *reach = above;
   return static_cast<uint32_t>(bucket) << kShift;
+}
+
+// The k best of all n elements, without any list of candidates: for vectors in which very many are about equally large.
+void by_counting(const float* x, int64_t n, int64_t k, uint32_t least, uint32_t start, uint32_t* out, float* smallest) {
+  Cut cut = thinwire::find_cut(
+      [&](auto&& see) {
+        for (int64_t i = 0; i < n; ++i) see(magnitude(x[i]));
+      },
+      least, kInfinity, k);
+  uint32_t lowest = kInfinity;
+  for (int64_t i = 0, chosen = 0; i < n && chosen < k; ++i) {
+    const uint32_t here = magnitude(x[i]);
+    if (!cut.takes(here)) continue;
+    lowest = std::min(lowest, here);
+    out[chosen++] = start + static_cast<uint32_t>(i);
+  }
+  std::memcpy(smallest, &lowest, 4);
+}
+
+// The k best of all n < 2**32 elements, 0 < k < n. A sample says above which magnitude to look, and when at least k are
+// found there they hold the k best; otherwise a histogram of all magnitudes finds the bucket of the k-th, and one more pass
+// collects that bucket and everything above it.
+void select_all(const float* x, int64_t n, int64_t k, uint32_t* scratch, int64_t entries, uint32_t start, uint32_t* out,
+                float* smallest, int threads) {
+  const int64_t half = entries / 2;
+  uint32_t *places = scratch + half, *magnitudes = scratch;  // magnitudes overwrite what places were collected in
+  if (n >= thinwire::kSerialBelow && k <= n / 16) {
+    const int64_t found = collect(x, n, sampled_threshold(x, n, k), scratch, places, half, threads);
+    if (found >= k) {
+      among(x, places, found, k, magnitudes, start, out, smallest);
+      return;
+    }
+  }
+  int64_t reach = 0;
+  const uint32_t least = bucket_threshold(x, n, k, &reach, threads);
+  const int64_t found = reach <= half ? collect(x, n, least, scratch, places, half, threads) : -1;
+  if (found >= k)
+    among(x, places, found, k, magnitudes, start, out, smallest);
+  else
+    by_counting(x, n, k, least, start, out, smallest);
 }
 
 }  // namespace
 
-// The k best of all n < 2**32 elements. A sample says above which magnitude to look, and when at least k are found there
-// they hold the k best; otherwise a histogram of all magnitudes finds the bucket of the k-th, and one more pass collects
-// that bucket and everything above it.
-THINWIRE_API void tw_select_topk(const float* x, int64_t n, int64_t k, int64_t* out, float* smallest, int threads) {
-  std::vector<uint64_t> keys;
-  bool found = n >= thinwire::kSerialBelow && k <= n / 16 &&
-               collect(x, n, sampled_threshold(x, n, k), 4 * k + 4096, keys, threads) &&
-               static_cast<int64_t>(keys.size()) >= k;
-  if (!found) collect(x, n, bucket_threshold(x, n, k, threads), n, keys, threads);
-  best_of(keys, k, out, smallest);
+// The indices of the k best of n < 2**32 elements, 0 < k < n. `scratch` may have any number of entries; a few times k, and
+// 512 a thread, are what makes it fast.
+THINWIRE_API void tw_select_topk(const float* x, int64_t n, int64_t k, uint32_t* scratch, int64_t entries, uint32_t* out,
+                                 float* smallest, int threads) {
+  select_all(x, n, k, scratch, entries, 0, out, smallest, threads);
 }
 
 // The ks[s] best of every scope x[bounds[s], bounds[s + 1]): among the listed candidates where they are enough, else among
 // all. `candidates` are rising indices of everything that reaches a scope's threshold; a null pointer says there are none.
-// Writes the chosen indices one scope behind the other, rising; how many candidates each scope had; and each scope's
-// smallest chosen magnitude.
+// `scratch` has at least one entry a candidate. Writes the chosen indices one scope behind the other, rising; how many
+// candidates each scope had; and each scope's smallest chosen magnitude.
 THINWIRE_API void tw_select_scopes(const float* x, int64_t num_scopes, const int64_t* bounds, const int64_t* ks,
-                                   const int64_t* candidates, int64_t count, int64_t* out, int64_t* passed,
-                                   float* smallest, int threads) {
-  const int64_t* at = candidates;
+                                   const uint32_t* candidates, int64_t count, uint32_t* scratch, int64_t entries,
+                                   uint32_t* out, int64_t* passed, float* smallest, int threads) {
+  const uint32_t* at = candidates;
   for (int64_t s = 0; s < num_scopes; ++s) {
     const int64_t begin = bounds[s], n = bounds[s + 1] - begin, k = std::min(ks[s], n);
-    const int64_t* end = candidates ? std::lower_bound(at, candidates + count, begin + n) : nullptr;
+    const uint32_t* end = candidates ? std::lower_bound(at, candidates + count, begin + n) : nullptr;
     passed[s] = candidates ? end - at : 0;
     smallest[s] = 0.0f;
     if (k > 0 && candidates && passed[s] >= k) {
-      among(x, at, passed[s], k, out, smallest + s);
+      among(x, at, passed[s], k, scratch, 0, out, smallest + s);
     } else if (k > 0 && k < n) {
-      tw_select_topk(x + begin, n, k, out, smallest + s, threads);
-      for (int64_t i = 0; i < k; ++i) out[i] += begin;
+      select_all(x + begin, n, k, scratch, entries, static_cast<uint32_t>(begin), out, smallest + s, threads);
     } else if (k > 0) {
       uint32_t least = kInfinity;
       for (int64_t i = 0; i < n; ++i) {
-        out[i] = begin + i;
+        out[i] = static_cast<uint32_t>(begin + i);
         least = std::min(least, magnitude(x[begin + i]));
       }
       std::memcpy(smallest + s, &least, 4);

@@ -26,7 +26,7 @@ PACKAGE = Path(thinwire.__file__).parent
 LAYERS = [
     {"errors", "stats", "schedules", "timing", "method_options", "method_strings"},
     {"kernels", "lookout"},
-    {"layout", "transport"},
+    {"layout", "transport", "scratch"},
     {"payloads"},
     {"memory"},
     {"protocols"},

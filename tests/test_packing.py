@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import Body
-from thinwire.codecs.indices import IndexPlan, decode_indices, index_budget
+from thinwire.codecs.indices import IndexPlan, RiceSections, decode_indices, index_budget
 from thinwire.codecs.values import decode_values, encode_values, saturating_half, value_sections_nbytes
 from thinwire.kernels import cpu, reference
 from thinwire.layout import Layout, Turn
@@ -155,6 +155,13 @@ def index_sets(draw: st.DrawFn) -> tuple[list[int], int]:
     return sorted(chosen | edges), numel
 
 
+def written_by(section: RiceSections) -> torch.Tensor:
+    """What a section writes, into memory that holds something else before."""
+    out = torch.full((section.nbytes,), 0xAB, dtype=torch.uint8)
+    section.write(out)
+    return out
+
+
 @pytest.mark.parametrize("coding", ["int32", "delta16", "rice"])
 @QUICK
 @given(case=index_sets())
@@ -162,9 +169,11 @@ def test_index_codings(coding: str, case: tuple[list[int], int]) -> None:
     indices, numel = case
     given_ = torch.tensor(indices, dtype=torch.int64)
     plan = IndexPlan(coding, given_, numel)
-    parameter, sections = plan.parameter, plan.sections()
-    assert [as_bytes(section) for section in sections] == plain.encode_indices(coding, indices, parameter)
-    content = b"".join(as_bytes(section) + bytes(-section.numel() % 4) for section in sections)
+    parameter = plan.parameter
+    written = [section if isinstance(section, torch.Tensor) else written_by(section) for section in plan.sections()]
+    content = b"".join(as_bytes(section) + bytes(-section.numel() % 4) for section in written)
+    expected = plain.encode_indices(coding, indices, parameter)
+    assert content == b"".join(section + bytes(-len(section) % 4) for section in expected)
     body = Body(tensor_of(content), "x")
     assert decode_indices(coding, len(indices), numel, parameter, body).tolist() == indices
     body.finish()

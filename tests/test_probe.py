@@ -26,7 +26,7 @@ class ShapedNet(ThreadNet):
     def _shaped(self, rounds: int, nbytes: float) -> None:
         time.sleep(rounds * self.alpha_s + max(0.0, nbytes - BURST) * self.beta_s_per_byte)
 
-    def all_gather(self, frame: Tensor) -> list[Tensor]:
+    def all_gather(self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False) -> list[Tensor]:
         self._shaped(self.size - 1, (self.size - 1) * frame.numel())
         return super().all_gather(frame)
 

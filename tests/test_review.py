@@ -265,7 +265,9 @@ def test_a_length_or_a_text_from_a_peer_is_not_trusted() -> None:
     """A peer that announced a terabyte made every rank allocate it."""
 
     class Liar(ThreadNet):
-        def all_gather(self, frame: torch.Tensor) -> list[torch.Tensor]:
+        def all_gather(
+            self, frame: torch.Tensor, room: torch.Tensor | None = None, by_rounds: bool = False
+        ) -> list[torch.Tensor]:
             frames = super().all_gather(frame)
             if frame.numel() == 8:
                 frames[1] = torch.tensor([self.lie], dtype=torch.int64).view(torch.uint8)

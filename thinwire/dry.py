@@ -28,7 +28,9 @@ class DryNet:
     def to_wire(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def all_gather(self, frame: Tensor, meanwhile: Meanwhile = None) -> list[Tensor]:
+    def all_gather(
+        self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False, meanwhile: Meanwhile = None
+    ) -> list[Tensor]:
         if meanwhile is not None:
             meanwhile()
         return [frame] * self.size
@@ -41,7 +43,7 @@ class DryNet:
         assert all(expected == mine.numel() for expected in nbytes), "ranks of a dry net must have equal shards"
         return [mine] * self.size
 
-    def swap(self, peer: int, frame: Tensor, meanwhile: Meanwhile = None) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, meanwhile: Meanwhile = None) -> Tensor:
         if meanwhile is not None:
             meanwhile()
         return frame
@@ -49,7 +51,7 @@ class DryNet:
     def send(self, peer: int, frame: Tensor) -> None:
         return
 
-    def receive(self, peer: int, nbytes: int) -> Tensor:
+    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor:
         raise AssertionError("a dry net is a power of two: nobody receives from beyond it")
 
     def broadcast(self, tensor: Tensor, root: int) -> None:

@@ -16,13 +16,17 @@ from thinwire.local import combine
 from thinwire.memory import as_flat, coded_part, tail_part
 from thinwire.payloads import DenseResult, Payload, Result
 from thinwire.protocols import Clock, Collective, Compressor, Memory
+from thinwire.scratch import BACK, Scratch
 from thinwire.transport import Net
 
 P = TypeVar("P", bound=Payload)
 
 
 class Exchange(Generic[P]):
-    """Memory, compressor and collective around one net; ``local`` is a mode of thinwire.local or None."""
+    """Memory, compressor and collective around one net; ``local`` is a mode of thinwire.local or None.
+
+    ``scratch`` is memory that compressor and collective share, where they do; every exchange begins it anew.
+    """
 
     def __init__(
         self,
@@ -33,7 +37,9 @@ class Exchange(Generic[P]):
         *,
         whole_model: bool = False,
         local: str | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
+        self.scratch = scratch if scratch is not None else Scratch()
         self.memory, self.compressor, self.collective, self.net = memory, compressor, collective, net
         self.whole_model, self.local = whole_model, local
         self.clock = Clock()
@@ -55,6 +61,7 @@ class Exchange(Generic[P]):
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         device = parts[0].device
         self.memory.forget()
+        self.scratch.begin()
         # A GPU looks while it passes over the gradient anyway; the host learns of it after the exchange.
         watched = on_gpu(device) and self.memory.watches
         bad = None if watched else first_nonfinite(parts)
@@ -77,7 +84,8 @@ class Exchange(Generic[P]):
             self.net.all_reduce(agreed, largest=True)
         chosen = coded_part(turn.layout, x)
         payload = self.compressor.compress(turn, chosen, agreed, self.net.rank, scout)  # what we choose to send
-        tail = tail_part(turn.layout, x)  # of its own: x changes while what was accepted is still read
+        room = self.scratch.take(turn.layout.tail_numel, torch.float32, device, BACK)
+        tail = tail_part(turn.layout, x, room)  # of its own: x changes while what was accepted is still read
         self.net.stage = "exchange frames"
         result, accepted = self.collective.mean(turn, payload, tail, self.net, into)  # what the group really used
         exchanged = time.perf_counter()

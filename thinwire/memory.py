@@ -35,11 +35,25 @@ def coded_part(layout: Layout, x: Gradient) -> Gradient:
     return x[: layout.coded_numel] if isinstance(x, Tensor) else x[: len(layout.coded)]
 
 
-def tail_part(layout: Layout, x: Gradient) -> Tensor:  # -> (t,) a copy
+def tail_part(layout: Layout, x: Gradient, room: Tensor | None = None) -> Tensor:  # -> (t,) a copy
+    """What travels dense, in memory of its own or in ``room``, (t,)."""
+    if isinstance(x, Tensor) and room is not None:
+        return room.copy_(x[layout.coded_numel :])
     if isinstance(x, Tensor):
         return x[layout.coded_numel :].clone()
     rest = x[len(layout.coded) :]
     return torch.cat(list(rest)) if rest else x[0][:0]
+
+
+@dataclass(frozen=True)
+class SearchRoom:
+    """Memory, all int32, for the places that reach a threshold, for putting them in order, and for those that are
+    chosen; ``mark`` is what of the scratch memory the last ones need."""
+
+    listing: Tensor
+    places: Tensor
+    chosen: Tensor
+    mark: int
 
 
 @dataclass
@@ -53,6 +67,7 @@ class Scout:
     thresholds: Any
     capacity: int
     found: Any = None
+    room: SearchRoom | None = None  # where the native kernels look and list
     flag: Tensor | None = None  # where the device's search reports what is not finite
 
 
@@ -209,6 +224,7 @@ class _Stateful:
             scout.thresholds if scout else None,
             scout.capacity if scout else 0,
             turn.alarm.flag,
+            (scout.room.listing, scout.room.places) if scout is not None and scout.room is not None else None,
         )
         if scout is not None:
             scout.found = found

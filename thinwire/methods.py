@@ -36,6 +36,7 @@ from thinwire.method_options import (
 from thinwire.method_strings import read_method, spell
 from thinwire.protocols import Aggregator, Memory
 from thinwire.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup, Schedule
+from thinwire.scratch import Scratch
 from thinwire.transport import Net
 
 Warmup = Schedule | int | None
@@ -180,10 +181,12 @@ class DGC(Method):
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         memory = _clipped(_momentum_memory(self, self.factor_masking), self, net)
         warmup = _schedule(self.warmup, ExponentialWarmup)
-        compressor = TopK(self.density, warmup, sampled=self.selection == "sampled")
+        scratch = Scratch()
+        compressor = TopK(self.density, warmup, sampled=self.selection == "sampled", scratch=scratch)
         # Clipping needs the norm of the whole gradient, so it waits for the last bucket.
         whole = self.clip_norm is not None
-        return Exchange(memory, compressor, AllGather(self.codec), net, whole_model=whole)
+        collective = AllGather(self.codec, scratch)
+        return Exchange(memory, compressor, collective, net, whole_model=whole, scratch=scratch)
 
     @property
     def codec(self) -> SparseCodec:
@@ -226,8 +229,10 @@ class GTopK(Method):
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         memory = _clipped(_momentum_memory(self, masking=False), self, net)
-        compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), per_tensor=False)
-        return Exchange(memory, compressor, GlobalTopK(SparseCodec(self.values, self.indices)), net, whole_model=True)
+        scratch = Scratch()
+        compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), per_tensor=False, scratch=scratch)
+        collective = GlobalTopK(SparseCodec(self.values, self.indices), scratch)
+        return Exchange(memory, compressor, collective, net, whole_model=True, scratch=scratch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,8 +356,10 @@ class GradientDropping(Method):
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         memory = _clipped(_momentum_memory(self, masking=False), self, net)
-        compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False)
-        return Exchange(memory, compressor, AllGather(SparseCodec()), net, whole_model=True, local=self.local)
+        scratch = Scratch()
+        compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False, scratch=scratch)
+        collective = AllGather(SparseCodec(), scratch)
+        return Exchange(memory, compressor, collective, net, whole_model=True, local=self.local, scratch=scratch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ class Sparse:
     how long every frame is.
     """
 
-    indices: Tensor  # (k,) int64
+    indices: Tensor  # (k,) int64, or int32 in scratch memory
     values: Tensor  # (k,) float32
     numel: int
     capacity: int
@@ -221,7 +221,7 @@ class Accepted:
 
     coded: Payload
     tail: Tensor  # (t,) float32
-    sent: Tensor | None = None  # (k,) int64, the coordinates of the coded part that left, where that is sparse
+    sent: Tensor | None = None  # (k,) the coordinates of the coded part that left, where that is sparse
 
     def subtract_from(self, x: Tensor) -> None:  # (coded + t,) float32
         """x -= accepted, in place."""
@@ -254,9 +254,26 @@ class DenseResult:
 
 
 def clear(layout: Layout, parts: Sequence[Tensor]) -> None:
-    """Zeros for every coded segment."""
+    """Zeros in the coded ones of the vectors, one a segment."""
     if layout.coded:
         torch._foreach_zero_(list(parts[: len(layout.coded)]))
+
+
+def add_entries(layout: Layout, parts: Sequence[Tensor], contributions: Sequence[Sparse], size: int) -> None:
+    """Add contributions, divided by ``size``, to the coded ones of the vectors, in their order."""
+    coded = len(layout.coded)
+    if coded:
+        starts = [segment.start for segment in layout.coded]
+        lists = [(sparse.indices, sparse.values) for sparse in contributions]
+        scatter_add(parts[:coded], starts, lists, 1.0 / size)
+
+
+def write_tail(layout: Layout, parts: Sequence[Tensor], tail: Tensor, size: int) -> None:  # (t,) float32
+    """Put a dense tail, divided by ``size``, into the vectors behind the coded ones."""
+    dense = list(parts[len(layout.coded) :])
+    if tail.numel():
+        torch._foreach_copy_(dense, list(tail.split([part.numel() for part in dense])))
+        torch._foreach_div_(dense, float(size))
 
 
 @dataclass(frozen=True)
@@ -275,16 +292,10 @@ class SparseResult:
 
     def write(self, layout: Layout, parts: Sequence[Tensor]) -> None:
         """Zeros everywhere, then the entries in rank order: no dense vector in between."""
-        coded = len(layout.coded)
-        if coded:
-            if not self.cleared:
-                clear(layout, parts)
-            starts = [segment.start for segment in layout.coded]
-            lists = [(sparse.indices, sparse.values) for sparse in self.contributions]
-            scatter_add(parts[:coded], starts, lists, 1.0 / self.size)
-        if self.tail.numel():
-            sizes = [part.numel() for part in parts[coded:]]
-            torch._foreach_copy_(list(parts[coded:]), list((self.tail / self.size).split(sizes)))
+        if not self.cleared:
+            clear(layout, parts)
+        add_entries(layout, parts, self.contributions, self.size)
+        write_tail(layout, parts, self.tail, self.size)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Traffic:
 
 
 GRACE_S = 5.0  # for threads that were told to end
-_ROUNDS_FROM = 1 << 17  # bytes: an all-to-all with a message of this length goes round by round on Gloo
+_ROUNDS_FROM = 1 << 17  # bytes: messages of this length may go round by round on Gloo
 
 
 Meanwhile = Callable[[], object] | None
@@ -66,8 +66,15 @@ class Net(Protocol):
         """The tensor where the transport reads it: on the host for Gloo, pinned; the others take it as it is."""
         ...
 
-    def all_gather(self, frame: Tensor, meanwhile: Meanwhile = None) -> list[Tensor]:
-        """(B,) uint8, the same B everywhere -> P of them; ``meanwhile`` is done while they travel."""
+    def all_gather(
+        self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False, meanwhile: Meanwhile = None
+    ) -> list[Tensor]:
+        """Everybody's frames, (B,) uint8 with the same B everywhere; ``room`` is memory that may be used for them,
+        ``meanwhile`` is done while they travel.
+
+        Gloo holds all of them a second time while it gathers. With ``by_rounds``, which all ranks then say, long frames
+        go from rank to rank instead: the same bytes on every link, without that memory.
+        """
         ...
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -85,13 +92,13 @@ class Net(Protocol):
         """
         ...
 
-    def swap(self, peer: int, frame: Tensor, meanwhile: Meanwhile = None) -> Tensor:
-        """(B,) uint8 <-> the peer's (B,)."""
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, meanwhile: Meanwhile = None) -> Tensor:
+        """Give a frame, (B,) uint8, and get the peer's, (B,); ``room`` is memory that may be used for that."""
         ...
 
     def send(self, peer: int, frame: Tensor) -> None: ...
 
-    def receive(self, peer: int, nbytes: int) -> Tensor: ...
+    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor: ...
 
     def broadcast(self, tensor: Tensor, root: int) -> None: ...  # in place
 
@@ -217,15 +224,26 @@ class TorchNet(_Counted):
             return host
         return tensor.to(self.device)
 
-    def all_gather(self, frame: Tensor, meanwhile: Meanwhile = None) -> list[Tensor]:
+    def all_gather(
+        self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False, meanwhile: Meanwhile = None
+    ) -> list[Tensor]:
         self._count_all_gather(frame.numel())
         frame = self.to_wire(frame)
         if self.size == 1:
             _wait([], meanwhile)
             return [frame]
-        out = torch.empty(self.size * frame.numel(), dtype=torch.uint8, device=self.device)
-        self._call(lambda: _wait([_all_gather_single(out, frame, self.group)], meanwhile))
-        return list(out.view(self.size, -1))
+        nbytes = self.size * frame.numel()
+        out = room if room is not None else torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        frames = list(out.view(self.size, -1))
+        if by_rounds and self.device.type == "cpu" and frame.numel() >= _ROUNDS_FROM:
+            frames[self.rank].copy_(frame)
+            for distance in range(1, self.size):
+                to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+                first = meanwhile if distance == 1 else None
+                self._point_to_point((dist.isend, frame, to), (dist.irecv, frames[source], source), meanwhile=first)
+        else:
+            self._call(lambda: _wait([_all_gather_single(out, frame, self.group)], meanwhile))
+        return frames
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         if self.device.type != "cpu" or self.size == 1 or frame.numel() < _ROUNDS_FROM:
@@ -278,10 +296,10 @@ class TorchNet(_Counted):
         batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in operations]
         self._call(lambda: _wait(dist.batch_isend_irecv(batch), meanwhile), peer=operations[0][2])
 
-    def swap(self, peer: int, frame: Tensor, meanwhile: Meanwhile = None) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, meanwhile: Meanwhile = None) -> Tensor:
         self.traffic.count(frame.numel(), frame.numel(), frame.numel())
         frame = self.to_wire(frame)
-        other = torch.empty_like(frame)
+        other = room if room is not None else torch.empty_like(frame)
         self._point_to_point((dist.isend, frame, peer), (dist.irecv, other, peer), meanwhile=meanwhile)
         return other
 
@@ -289,9 +307,9 @@ class TorchNet(_Counted):
         self.traffic.count(frame.numel(), frame.numel(), 0)
         self._point_to_point((dist.isend, self.to_wire(frame), peer))
 
-    def receive(self, peer: int, nbytes: int) -> Tensor:
+    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor:
         self.traffic.count(0, 0, nbytes)
-        frame = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        frame = room if room is not None else torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         self._point_to_point((dist.irecv, frame, peer))
         return frame
 
@@ -439,7 +457,9 @@ class ThreadNet(_Counted):
     def to_wire(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def all_gather(self, frame: Tensor, meanwhile: Meanwhile = None) -> list[Tensor]:
+    def all_gather(
+        self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False, meanwhile: Meanwhile = None
+    ) -> list[Tensor]:
         self._count_all_gather(frame.numel())
         _wait([], meanwhile)
         return [other.clone() for other in self.world.share(self.rank, frame.clone())]
@@ -454,7 +474,7 @@ class ThreadNet(_Counted):
         assert [frame.numel() for frame in incoming] == list(nbytes), "all_to_all: a frame has an unexpected length"
         return incoming
 
-    def swap(self, peer: int, frame: Tensor, meanwhile: Meanwhile = None) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, meanwhile: Meanwhile = None) -> Tensor:
         self.send(peer, frame)
         _wait([], meanwhile)
         return self.receive(peer, frame.numel())
@@ -463,7 +483,7 @@ class ThreadNet(_Counted):
         self.traffic.count(frame.numel(), frame.numel(), 0)
         self.world._mail[self.rank, peer].put(frame.clone())
 
-    def receive(self, peer: int, nbytes: int) -> Tensor:
+    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor:
         self.traffic.count(0, 0, nbytes)
         frame = self.world.receive(peer, self.rank)
         assert frame.numel() == nbytes, "receive: a frame has an unexpected length"

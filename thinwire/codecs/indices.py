@@ -9,6 +9,7 @@ out.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -16,17 +17,13 @@ from torch import Tensor
 
 from thinwire.codecs.frame import Body, as_bytes, padded
 from thinwire.errors import FrameError
-from thinwire.kernels import RiceStream, rice_encode, rice_indices, rice_unary_bits
+from thinwire.kernels import RiceStream, rice_indices, rice_unary_bits_of, rice_write
+from thinwire.kernels.lists import gaps_between
 from thinwire.kernels.reference import RICE_COUNT, RICE_GAP, RICE_OUTSIDE, RICE_REST
 
 INDEX_CODES = {"int32": 0, "delta16": 1, "rice": 2}
 _ESCAPE = 0xFFFF
 _EXACT_BUDGET_K = 4096
-
-
-def _gaps(indices: Tensor) -> Tensor:  # (k,) int64 rising -> (k,) int64 >= 0
-    before = torch.nn.functional.pad(indices[:-1], (1, 0), value=-1) if indices.numel() else indices
-    return indices - before - 1
 
 
 def _rice_bound_bits(numel: int, k: int, parameter: int) -> int:
@@ -63,28 +60,50 @@ def index_budget(coding: str, numel: int, k: int, holds_any: bool = False) -> in
     return padded(-(-bound // 8)) + 8  # two sections, each rounded up to four bytes
 
 
+@dataclass(frozen=True)
+class RiceSections:
+    """The two sections of Rice coded indices, which write themselves into a frame."""
+
+    indices: Tensor  # (k,) rising
+    parameter: int
+    unary_nbytes: int
+
+    @property
+    def low_nbytes(self) -> int:
+        return -(-self.indices.numel() * self.parameter // 8)
+
+    @property
+    def nbytes(self) -> int:
+        return padded(self.low_nbytes) + self.unary_nbytes
+
+    def write(self, out: Tensor) -> None:  # (nbytes,) uint8
+        boundary = padded(self.low_nbytes)
+        out[self.low_nbytes : boundary] = 0
+        rice_write(self.indices, self.parameter, out[: self.low_nbytes], out[boundary:])
+
+
 class IndexPlan:
     """How a coding writes some rising indices below ``numel``: with which parameter, and in how many bytes."""
 
-    def __init__(self, coding: str, indices: Tensor, numel: int) -> None:  # (k,) int64
+    def __init__(self, coding: str, indices: Tensor, numel: int) -> None:  # (k,) int64 or int32
         self.coding, self.indices, self.parameter = coding, indices, 0
         k = indices.numel()
         if coding == "int32":
             self.nbytes = 4 * k
             return
-        self._gaps = _gaps(indices)  # (k,) int64
         if coding == "delta16":
+            self._gaps = gaps_between(indices)  # (k,) int64
             self.nbytes = 2 * (k + int((self._gaps // _ESCAPE).sum()))
             return
-        self.nbytes = 0
+        self.nbytes = self._unary_nbytes = 0
         if k:
             first = max(0, rice_best(numel, k) - 2)
-            unary_bits = rice_unary_bits(self._gaps, range(first, rice_best(numel, k) + 3))
+            unary_bits = rice_unary_bits_of(indices, range(first, rice_best(numel, k) + 3))
             sizes = [
-                (padded(-(-k * parameter // 8)) + padded(-(-bits // 8)), parameter)
+                (padded(-(-k * parameter // 8)) + padded(-(-bits // 8)), parameter, -(-bits // 8))
                 for parameter, bits in enumerate(unary_bits, first)
             ]
-            self.nbytes, self.parameter = min(sizes)
+            self.nbytes, self.parameter, self._unary_nbytes = min(sizes)
 
     def excess(self, budget: int) -> int:
         """How many indices to leave out before trying again; 0 when these fit into so many bytes."""
@@ -95,11 +114,11 @@ class IndexPlan:
         width = 4 if self.coding == "int32" else 2
         return self.nbytes // width - budget // width
 
-    def sections(self) -> list[Tensor]:
+    def sections(self) -> list[Tensor | RiceSections]:
         if self.coding == "int32":
             return [as_bytes(self.indices.to(torch.int32))]
         if self.coding == "rice":
-            return list(rice_encode(self._gaps, self.parameter))
+            return [RiceSections(self.indices, self.parameter, self._unary_nbytes)]
         ends = torch.cumsum(self._gaps // _ESCAPE + 1, dim=0) - 1  # (k,) place of each index's last word
         words = torch.full((self.nbytes // 2,), _ESCAPE, dtype=torch.int64, device=self.indices.device)
         words[ends] = self._gaps % _ESCAPE

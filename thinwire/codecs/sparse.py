@@ -32,13 +32,17 @@ from thinwire.codecs.indices import (
 )
 from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, value_sections_nbytes
 from thinwire.errors import FrameError
-from thinwire.kernels import RiceStream, encode_rice_frame, on_gpu, rice_indices, select_topk
+from thinwire.kernels import RiceStream, encode_rice_frame, keep_largest, on_gpu, rice_indices
 from thinwire.layout import Turn
 from thinwire.payloads import Sparse
+from thinwire.scratch import BACK, Scratch
 
 _DEVICE_ENTRIES = 1 << 18  # a GPU's programs each add up all blocks before theirs: not for warm-ups of large models
 _VALUE_NAMES = {code: name for name, code in VALUE_CODES.items()}
 _INDEX_NAMES = {code: name for name, code in INDEX_CODES.items()}
+
+Room = tuple[Tensor, Tensor | None]
+"""Memory for the entries of a frame: (capacity,) int32 for indices, (capacity,) float32 for values."""
 
 
 def _could_be_frame(tensor: Tensor) -> bool:
@@ -65,9 +69,11 @@ class SparseCodec:
         return frame_size(4 * tail, *value_sections_nbytes(self.values, k), self._budget(numel, k))
 
     def encode(
-        self, turn: Turn, payload: Sparse, tail: Tensor, within_budget: bool = False
+        self, turn: Turn, payload: Sparse, tail: Tensor, within_budget: bool = False, scratch: Scratch | None = None
     ) -> Tensor:  # -> (nbytes,) uint8
         """Encode; entries that do not fit into the budget are left out, the smallest first.
+
+        The frame lies at the back of the scratch memory, where there is one.
 
         A GPU writes the frame by itself, and leaves one whose entries do not fit without its first byte: to find out
         which ones to leave out the host would have to wait. Who takes the frame to the wire must look
@@ -79,22 +85,31 @@ class SparseCodec:
         on_device = self.indices == "rice" and 0 < indices.numel() <= _DEVICE_ENTRIES and on_gpu(values.device)
         if on_device and not within_budget:
             return self._encode_on_device(turn, payload, tail, budget)
+        nbytes, device, scratch = self.nbytes(numel, k, tail.numel()), values.device, scratch or Scratch()
+        frame = scratch.take(nbytes, torch.uint8, device, BACK)
+        mark = scratch.mark(BACK)
         plan = IndexPlan(self.indices, indices, numel)
         while excess := plan.excess(budget):
-            kept = select_topk(values, max(0, indices.numel() - excess))
-            indices, values = indices[kept], values[kept]
+            kept = max(0, indices.numel() - excess)
+            room = scratch.entries(kept, numel, device, BACK)
+            indices, values = keep_largest(indices, values, kept, room)
             plan = IndexPlan(self.indices, indices, numel)
         header = Header(
             kind="sparse", numel=numel, count=indices.numel(), tail=tail.numel(), layout=turn.layout.fingerprint,
             step=turn.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
             parameter=plan.parameter, alarm=turn.alarm.rings,
         )  # fmt: skip
-        sections = [as_bytes(tail), *encode_values(self.values, values), *plan.sections()]
-        return build(header, sections, self.nbytes(numel, k, tail.numel()), turn.alarm.flag)
+        codes = scratch.take(values.numel() if self.values == "int8" else 0, torch.int8, device, BACK)
+        sections = [as_bytes(tail), *encode_values(self.values, values, codes), *plan.sections()]
+        frame = build(header, sections, nbytes, turn.alarm.flag, frame)
+        scratch.release(mark, BACK)
+        return frame
 
-    def encode_finished(self, turn: Turn, payload: Sparse, tail: Tensor) -> Tensor:  # -> (nbytes,) uint8
+    def encode_finished(
+        self, turn: Turn, payload: Sparse, tail: Tensor, scratch: Scratch | None = None
+    ) -> Tensor:  # -> (nbytes,) uint8
         """A frame that is complete, at the price of a wait for the device."""
-        frame = self.encode(turn, payload, tail)
+        frame = self.encode(turn, payload, tail, scratch=scratch)
         return frame if is_finished(frame) else self.encode(turn, payload, tail, within_budget=True)
 
     def says_all(self, frame: Tensor, payload: Sparse) -> bool:
@@ -115,10 +130,19 @@ class SparseCodec:
         )  # fmt: skip
 
     def decode(
-        self, turn: Turn, frame: Tensor, numel: int, capacity: int, tail: int, device: torch.device, origin: str
+        self,
+        turn: Turn,
+        frame: Tensor,
+        numel: int,
+        capacity: int,
+        tail: int,
+        device: torch.device,
+        origin: str,
+        room: Room | None = None,
     ) -> tuple[Sparse, Tensor]:
         """Return the entries and the dense tail of a frame, or raise FrameError."""
-        return self.decode_all(turn, [(frame, origin)], numel, capacity, tail, device)[0]
+        rooms = [room] if room is not None else None
+        return self.decode_all(turn, [(frame, origin)], numel, capacity, tail, device, rooms)[0]
 
     def decode_all(
         self,
@@ -128,8 +152,13 @@ class SparseCodec:
         capacity: int,
         tail: int,
         device: torch.device,
+        rooms: Sequence[Room] | None = None,
     ) -> list[tuple[Sparse, Tensor]]:
-        """``decode`` several frames, each with its origin; Rice coded indices of all of them in one call."""
+        """``decode`` several frames, each with its origin; Rice coded indices of all of them in one call.
+
+        ``rooms``, one a frame, are where the native kernels put Rice coded indices and 8-bit values. Values of 32 bits,
+        and tails, are where the frame is.
+        """
         tensors: list[Tensor] = [frame for frame, _ in frames]
         heads: Sequence[Head | None] = [None] * len(frames)
         if on_gpu(device) and len({tensor.shape for tensor in tensors}) == 1 and _could_be_frame(tensors[0]):
@@ -149,14 +178,17 @@ class SparseCodec:
             if header.count > capacity:
                 raise FrameError(f"bad frame from {origin}: it holds {header.count} entries, {capacity} are allowed")
             tail_values = body.take_floats(tail, "dense tail")
-            floats.append((decode_values(_VALUE_NAMES[header.value_code], header.count, body), tail_values))
+            room = rooms[place][1] if rooms is not None else None
+            room = room[: header.count] if room is not None else None
+            floats.append((decode_values(_VALUE_NAMES[header.value_code], header.count, body, room), tail_values))
             coding = _INDEX_NAMES[header.index_code]
             if coding == "rice":
                 streams[place] = take_rice(header.count, header.parameter, body)
             else:
                 indices[place] = decode_indices(coding, header.count, numel, header.parameter, body)
             body.finish()
-        for place, (found, fault) in zip(streams, rice_indices(list(streams.values()), numel), strict=True):
+        outs = [rooms[place][0][: stream.count] for place, stream in streams.items()] if rooms else None
+        for place, (found, fault) in zip(streams, rice_indices(list(streams.values()), numel, outs), strict=True):
             check_rice(streams[place], found, fault, numel, frames[place][1])
             indices[place] = found
         return [(Sparse(indices[place], values, numel, capacity), rest) for place, (values, rest) in enumerate(floats)]

@@ -33,24 +33,28 @@ def saturating_half(values: Tensor, dtype: torch.dtype) -> Tensor:  # (k,) float
     return torch.where(torch.isfinite(values), values.clamp(-limit, limit), values).to(dtype)
 
 
-def encode_values(coding: str, values: Tensor) -> list[Tensor]:  # (k,) float32 -> uint8 sections
+def encode_values(
+    coding: str, values: Tensor, room: Tensor | None = None
+) -> list[Tensor]:  # (k,) float32 -> uint8 sections
+    """``room``, (k,) int8, is memory for 8-bit values."""
     if coding == "fp32":
         return [as_bytes(values)]
     if coding == "int8":
-        codes, scales = int8_quantize(values)
+        codes, scales = int8_quantize(values, room)
         return [as_bytes(scales), as_bytes(codes)]
     if coding == "int4":
         return [as_bytes(section) for section in four_bit_encode(values)]
     return [as_bytes(saturating_half(values, _HALF_TYPES[coding]))]
 
 
-def decode_values(coding: str, count: int, body: Body) -> Tensor:  # -> (count,) float32
+def decode_values(coding: str, count: int, body: Body, room: Tensor | None = None) -> Tensor:  # -> (count,) float32
+    """``room``, (count,) float32, is memory for 8-bit values; 32-bit ones stay in the frame."""
     sizes = value_sections_nbytes(coding, count)
     if coding == "fp32":
         return body.take(sizes[0], "values").view(torch.float32)
     if coding == "int8":
         scales = body.take(sizes[0], "value scales").view(torch.float32)
-        return int8_dequantize(body.take(sizes[1], "values").view(torch.int8), scales)
+        return int8_dequantize(body.take(sizes[1], "values").view(torch.int8), scales, room)
     if coding == "int4":
         ends = body.take(sizes[0], "value ends").view(torch.bfloat16).view(-1, 2)
         return four_bit_decode(ends, body.take(sizes[1], "values"), count)

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import is_finished
+from thinwire.codecs.sparse import Room
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.layout import Turn
-from thinwire.payloads import Accepted, Sparse, SparseResult, clear
+from thinwire.payloads import (
+    Accepted,
+    Sparse,
+    SparseResult,
+    WrittenResult,
+    add_entries,
+    clear,
+    write_tail,
+)
+from thinwire.scratch import BACK, Scratch
 from thinwire.transport import Net
+
+_AT_ONCE = 4  # frames that are decoded together, which threads share; more of them would need more memory
 
 
 @dataclass(frozen=True)
@@ -25,24 +38,74 @@ class AllGather(StatelessCollective):
     """
 
     codec: SparseCodec
+    scratch: Scratch = field(default_factory=Scratch, compare=False)
 
     def rounds(self, size: int) -> int:
         return 1
 
     def mean(
         self, turn: Turn, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
-    ) -> tuple[SparseResult, Accepted]:
-        device = payload.values.device
-        frame = net.to_wire(self.codec.encode(turn, payload, tail))
+    ) -> tuple[SparseResult | WrittenResult, Accepted]:
+        device, behind = payload.values.device, self.scratch.mark(BACK)
+        frame = net.to_wire(self.codec.encode(turn, payload, tail, scratch=self.scratch))
         if not is_finished(frame):
             frame = self.codec.encode(turn, payload, tail, within_budget=True)
-        frames = net.all_gather(frame, lambda: clear(turn.layout, into)) if into is not None else net.all_gather(frame)
+        # The payload is in the frame: its memory is free for everybody's.
+        self.scratch.release(0)
+        received = self.scratch.take(net.size * frame.numel(), torch.uint8, device)
+        clearing = partial(clear, turn.layout, into) if into is not None else None
+        frames = net.all_gather(frame, received, by_rounds=True, meanwhile=clearing)
+        if received is not None and frames[0].data_ptr() == received.data_ptr():
+            self.scratch.release(behind, BACK)
         named = [(frame, f"rank {rank}") for rank, frame in enumerate(frames)]
+        if into is not None:
+            return self._add_to(turn, payload, tail, net, named, into)
         decoded = self.codec.decode_all(turn, named, payload.numel, payload.capacity, tail.numel(), device)
         total = torch.zeros_like(tail)
         for _, dense in decoded:
             total.add_(dense)
         everybody = [sparse for sparse, _ in decoded]
         mine = everybody[net.rank]
-        result = SparseResult(everybody, total, net.size, cleared=into is not None)
-        return result, Accepted(mine, tail, sent=mine.indices)
+        return SparseResult(everybody, total, net.size), Accepted(mine, tail, sent=mine.indices)
+
+    def _add_to(
+        self,
+        turn: Turn,
+        payload: Sparse,
+        tail: Tensor,
+        net: Net,
+        frames: Sequence[tuple[Tensor, str]],
+        into: Sequence[Tensor],
+    ) -> tuple[WrittenResult, Accepted]:
+        """Add the mean to the zeros where it is to go, a few frames after the other; if one of them is bad, a part is
+        there."""
+        others = min(_AT_ONCE, net.size if net.size > _AT_ONCE else net.size - 1)
+        mine, *rooms = [self._room(payload) for _ in range(1 + others)]
+        total = self.scratch.take(tail.numel(), torch.float32, tail.device)
+        total = total.zero_() if total is not None else torch.zeros_like(tail)
+        own: Sparse | None = None
+        for first in range(0, net.size, _AT_ONCE):
+            ranks = range(first, min(first + _AT_ONCE, net.size))
+            free = iter(rooms)
+            chosen = [mine if rank == net.rank else next(free) for rank in ranks]
+            known = [room for room in chosen if room is not None]
+            decoded = self.codec.decode_all(
+                turn, [frames[rank] for rank in ranks], payload.numel, payload.capacity, tail.numel(), tail.device,
+                known if len(known) == len(chosen) else None,
+            )  # fmt: skip
+            for _, dense in decoded:
+                total.add_(dense)
+            if net.rank in ranks:
+                own = decoded[net.rank - first][0]
+            add_entries(turn.layout, into, [sparse for sparse, _ in decoded], net.size)
+        write_tail(turn.layout, into, total, net.size)
+        assert own is not None, "this rank's frame is one of them"
+        return WrittenResult(into), Accepted(own, tail, sent=own.indices)
+
+    def _room(self, payload: Sparse) -> Room | None:
+        """Memory for the entries of a frame; values of 32 bits need none."""
+        device, values = payload.values.device, None
+        indices = self.scratch.take(payload.capacity, torch.int32, device) if payload.numel < 1 << 31 else None
+        if indices is not None and self.codec.values == "int8":
+            values = self.scratch.take(payload.capacity, torch.float32, device)
+        return (indices, values) if indices is not None else None

@@ -13,16 +13,19 @@ that says which of theirs were used.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs import SignsCodec, SparseCodec
+from thinwire.codecs.sparse import Room
 from thinwire.collectives.stateless import StatelessCollective
-from thinwire.kernels import contained, select_topk, union_add
+from thinwire.kernels import Entries, keep_masked, mask_contained, merge_topk, union_add
 from thinwire.layout import Turn
 from thinwire.payloads import Accepted, Signs, Sparse, SparseResult, clear
+from thinwire.scratch import BACK, FRONT, Scratch
 from thinwire.transport import Net
 
 
@@ -31,36 +34,52 @@ def add_sparse(a: Sparse, b: Sparse) -> Sparse:
     return Sparse(*union_add(a.indices, a.values, b.indices, b.values), a.numel, a.capacity)
 
 
-def merge(a: Sparse, b: Sparse) -> Sparse:
+def merge(a: Sparse, b: Sparse, room: Entries | None = None) -> Sparse:
     """The paper's Definition 1: the k largest magnitudes of a + b; ties go to the lower index."""
-    union = add_sparse(a, b)
-    kept = select_topk(union.values, min(a.capacity, union.indices.numel()))
-    return Sparse(union.indices[kept], union.values[kept], a.numel, a.capacity)
+    return Sparse(*merge_topk(a.indices, a.values, b.indices, b.values, a.capacity, room), a.numel, a.capacity)
+
+
+def _where(sparse: Sparse, mask: Tensor, room: Entries | None = None) -> Sparse:
+    """The entries that the mask, (k,) bool, names."""
+    return Sparse(*keep_masked(sparse.indices, sparse.values, mask, room), sparse.numel, sparse.capacity)
 
 
 class _Path:
-    """One rank's way through the merges: the current set of its group, and what became of the parts it answers for."""
+    """One rank's way through the merges: the current set of its group, and what became of the parts it answers for.
+
+    Sets lie in the scratch memory, in two places in turn; at its back are the frame that leaves and, when that has
+    left, what came in.
+    """
 
     def __init__(self, collective: GlobalTopK, turn: Turn, payload: Sparse, tail: Tensor) -> None:
-        self.collective, self.turn = collective, turn
-        self.set, self.tail = payload, tail.clone()
+        self.collective, self.turn, self.scratch = collective, turn, collective.scratch
+        self.device = payload.values.device
+        self.set = payload
+        room = self.scratch.take(tail.numel(), torch.float32, self.device)
+        self.tail = room.copy_(tail) if room is not None else tail.clone()
         self.claims: list[Tensor] = []  # per contributor on this path: the indices of its entries
         self.alive: list[Tensor] = []  # and which of them survived so far
         self.credit = Sparse(payload.indices[:0], payload.values[:0], payload.numel, payload.capacity)
+        # Where the next merged set goes, and where the one after it: never where the last one is.
+        self._free = [self.scratch.entries(payload.capacity, payload.numel, self.device) for _ in range(2)]
+
+    @property
+    def room(self) -> Entries | None:
+        """Memory for a set, in which none is."""
+        return self._free[0]
 
     def claim(self, indices: Tensor) -> None:
         self.claims.append(indices)
-        self.alive.append(torch.ones_like(indices, dtype=torch.bool))
+        alive = self.scratch.take(indices.numel(), torch.bool, self.device)
+        self.alive.append(torch.ones_like(indices, dtype=torch.bool) if alive is None else alive.fill_(True))
 
     def _keep_only(self, survivors: Tensor) -> None:
         for claim, alive in zip(self.claims, self.alive, strict=True):
-            alive &= contained(claim, survivors)
-        if not self.credit.indices.numel():
-            return
-        still = contained(self.credit.indices, survivors)
-        self.credit = Sparse(
-            self.credit.indices[still], self.credit.values[still], self.credit.numel, self.credit.capacity
-        )
+            mask_contained(alive, claim, survivors)
+        if self.credit.indices.numel():
+            still = torch.ones_like(self.credit.indices, dtype=torch.bool)
+            mask_contained(still, self.credit.indices, survivors)
+            self.credit = _where(self.credit, still)
 
     def frame(self, keeps_credit: bool) -> Tensor:
         """Encode the current set, and go on with what the frame says.
@@ -68,27 +87,51 @@ class _Path:
         What rounding takes away from a sum that is used in the end belongs to nobody in particular: one rank of the
         group, the one that ``keeps_credit``, takes it into its residual.
         """
-        exact = self.set
-        frame = self.collective.codec.encode_finished(self.turn, exact, self.tail)
-        if self.collective.codec.says_all(frame, exact):
+        exact, codec = self.set, self.collective.codec
+        frame = codec.encode_finished(self.turn, exact, self.tail, self.scratch)
+        if codec.says_all(frame, exact):
             return frame
-        self.set, self.tail = self.open(frame, "this rank")
-        self._keep_only(self.set.indices)
-        if keeps_credit:
-            kept = contained(exact.indices, self.set.indices)
-            lost = Sparse(self.set.indices, exact.values[kept] - self.set.values, exact.numel, exact.capacity)
+        # Entries in scratch memory are this exchange's own. Where values travel as they are, those that the frame holds
+        # can lie where they came from.
+        lossless = codec.values == "fp32"
+        room: Room | None = None
+        if exact.indices.dtype == torch.int32:
+            own = None if lossless else self.scratch.entries(exact.capacity, exact.numel, self.device)
+            room = (own.indices, own.values) if own is not None else (exact.indices, exact.values)
+        said, tail = self._open(frame, "this rank", room)
+        if room is not None and room[1] is not None:
+            values = room[1][: said.values.numel()]
+            said = Sparse(said.indices, values.copy_(said.values), said.numel, said.capacity)
+        self.set = said
+        self.tail.copy_(tail)
+        self._keep_only(said.indices)
+        if keeps_credit and not lossless:
+            kept = torch.ones_like(exact.indices, dtype=torch.bool)
+            mask_contained(kept, exact.indices, said.indices)
+            lost = Sparse(said.indices, exact.values[kept] - said.values, exact.numel, exact.capacity)
             self.credit = add_sparse(self.credit, lost)
         return frame
 
-    def open(self, frame: Tensor, origin: str) -> tuple[Sparse, Tensor]:
-        set_ = self.set
+    def _open(self, frame: Tensor, origin: str, room: Room | None) -> tuple[Sparse, Tensor]:
+        numel, capacity = self.set.numel, self.set.capacity
         return self.collective.codec.decode(
-            self.turn, frame, set_.numel, set_.capacity, self.tail.numel(), set_.values.device, origin
+            self.turn, frame, numel, capacity, self.tail.numel(), self.device, origin, room
         )
 
+    def open(self, frame: Tensor, origin: str, end: int = FRONT) -> tuple[Sparse, Tensor]:
+        """Decode what came in, into memory from this end."""
+        indices = self.scratch.take(self.set.capacity, torch.int32, self.device, end)
+        values = None
+        if self.set.numel >= 1 << 31:
+            indices = None
+        elif self.collective.codec.values == "int8":
+            values = self.scratch.take(self.set.capacity, torch.float32, self.device, end)
+        return self._open(frame, origin, (indices, values) if indices is not None else None)
+
     def merge(self, other: Sparse, tail: Tensor) -> None:
-        self.set = merge(self.set, other)
-        self.tail = self.tail + tail
+        self.set = merge(self.set, other, self.room)
+        self._free.reverse()
+        self.tail.add_(tail)
         self._keep_only(self.set.indices)
 
 
@@ -97,6 +140,7 @@ class GlobalTopK(StatelessCollective):
     """gTopKAllReduce as a butterfly: rank r merges with r xor 1, r xor 2, r xor 4 ..."""
 
     codec: SparseCodec
+    scratch: Scratch = field(default_factory=Scratch, compare=False)
 
     def rounds(self, size: int) -> int:
         extras = size & (size - 1)
@@ -109,6 +153,7 @@ class GlobalTopK(StatelessCollective):
         extras = net.size - power
         path = _Path(self, turn, payload, tail)
         # The first frame's rounding is this rank's own: it is charged with what the frame says.
+        behind = self.scratch.mark(BACK)
         frame = path.frame(keeps_credit=False)
         mine = path.set
         swaps = 1 < power > net.rank
@@ -117,17 +162,26 @@ class GlobalTopK(StatelessCollective):
         if net.rank >= power:
             alive = self._through_proxy(path, frame, net, net.rank - power)
         else:
-            alive = self._butterfly(path, frame, net, power, extras, into)
-        used = Sparse(mine.indices[alive], mine.values[alive], mine.numel, mine.capacity)
-        credit = Sparse(path.credit.indices, -path.credit.values, mine.numel, mine.capacity)
-        accepted = add_sparse(used, credit) if credit.indices.numel() else used
+            alive = self._butterfly(path, frame, net, power, extras, behind, into)
+        used = _where(mine, alive, path.room)
+        accepted = used
+        if path.credit.indices.numel():
+            credit = Sparse(path.credit.indices, -path.credit.values, mine.numel, mine.capacity)
+            accepted = add_sparse(used, credit)
         result = SparseResult([path.set], path.tail, net.size, cleared=into is not None)
         return result, Accepted(accepted, tail, sent=used.indices)
 
     def _butterfly(
-        self, path: _Path, frame: Tensor, net: Net, power: int, extras: int, into: Sequence[Tensor] | None
+        self,
+        path: _Path,
+        frame: Tensor,
+        net: Net,
+        power: int,
+        extras: int,
+        behind: int,
+        into: Sequence[Tensor] | None,
     ) -> Tensor:  # -> (k,) bool
-        rank, proxy = net.rank, net.rank < extras
+        rank, proxy, scratch = net.rank, net.rank < extras, self.scratch
         path.claim(path.set.indices)
         if proxy:
             given, tail = path.open(net.receive(rank + power, frame.numel()), f"rank {rank + power}")
@@ -138,14 +192,20 @@ class GlobalTopK(StatelessCollective):
             # Before the first merge the set is this rank's own, already rounded; later it is the group's.
             merged_before = distance > 1 or extras > 0
             if merged_before:
+                scratch.release(behind, BACK)
                 frame = path.frame(keeps_credit=rank % distance == 0)
-            peer = rank ^ distance
-            first = into is not None and distance == 1
-            theirs = net.swap(peer, frame, (lambda: clear(path.turn.layout, into or ())) if first else None)
-            path.merge(*path.open(theirs, f"rank {peer}"))
+            peer, before = rank ^ distance, scratch.mark()
+            room = scratch.take(frame.numel(), torch.uint8, path.device)
+            clearing = partial(clear, path.turn.layout, into) if into is not None and distance == 1 else None
+            received = net.swap(peer, frame, room, clearing)
+            if room is not None and received.data_ptr() == room.data_ptr():
+                scratch.release(behind, BACK)  # the frame has left
+            path.merge(*path.open(received, f"rank {peer}", BACK))
+            scratch.release(before)
             distance *= 2
         if extras:
             # The extras see the result through a frame, so everybody takes it from one: the same bits everywhere.
+            scratch.release(behind, BACK)
             frame = path.frame(keeps_credit=rank == 0)
             if proxy:
                 net.send(rank + power, frame)
@@ -157,7 +217,8 @@ class GlobalTopK(StatelessCollective):
     def _through_proxy(self, path: _Path, frame: Tensor, net: Net, proxy: int) -> Tensor:  # -> (k,) bool
         net.send(proxy, frame)
         own = path.set.indices.numel()
-        path.set, path.tail = path.open(net.receive(proxy, frame.numel()), f"rank {proxy}")
+        path.set, tail = path.open(net.receive(proxy, frame.numel()), f"rank {proxy}")
+        path.tail.copy_(tail)
         reply = net.receive(proxy, SignsCodec().nbytes(own, 0, 0))
         mask, _ = SignsCodec().decode(path.turn, reply, ((own, 1),), 0, 0, path.tail.device, f"rank {proxy}")
         return mask.negative

@@ -7,11 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import on_gpu, search, select_sampled, select_scopes, stream_key, take
+from thinwire.kernels import (
+    listing_entries,
+    on_gpu,
+    search,
+    select_sampled,
+    select_scopes,
+    select_scopes_into,
+    stream_key,
+    take_at,
+)
 from thinwire.layout import Layout, Turn
-from thinwire.memory import Scout
+from thinwire.memory import Scout, SearchRoom
 from thinwire.payloads import Sparse
 from thinwire.schedules import Schedule
+from thinwire.scratch import Scratch
 
 _SEARCHED_DENSITY = 0.05  # beyond it the search's lists would need a good part of the gradient's memory,
 _SMALL_LAYOUT = 1 << 22  # which does not matter where that is small
@@ -30,7 +40,7 @@ class _Carried:
     exact in any case.
     """
 
-    ROOM = 8  # times k elements may pass before the threshold is no help
+    ROOM = 4  # times k elements may pass before the threshold is no help
 
     def __init__(self) -> None:
         self.threshold = float("inf")
@@ -54,9 +64,15 @@ class TopK:
     """Keeps k = max(1, round(density * numel)) entries of each scope; ties go to the lower index."""
 
     def __init__(
-        self, final_density: float, warmup: Schedule | None = None, per_tensor: bool = True, sampled: bool = False
+        self,
+        final_density: float,
+        warmup: Schedule | None = None,
+        per_tensor: bool = True,
+        sampled: bool = False,
+        scratch: Scratch | None = None,
     ) -> None:
         self.final_density, self.warmup, self.per_tensor, self.sampled = final_density, warmup, per_tensor, sampled
+        self.scratch = scratch if scratch is not None else Scratch()
         self.factor = 1.0  # above 1 where a guard asked for a denser setting
         self._carried: dict[str, _Carried] = {}
         self._searches: dict[Layout, tuple[tuple[int, ...], Any]] = {}  # on a GPU: k of every scope, and its search
@@ -89,7 +105,21 @@ class TopK:
         else:
             thresholds = [carried[0].threshold] * len(layout.coded)
         thresholds += [float("inf")] * (len(layout.segments) - len(layout.coded))
-        return Scout(thresholds, _Carried.ROOM * self.num_entries(turn) + 1024)
+        k = self.num_entries(turn)
+        # In a warm-up k is a good part of all elements: there the list may be longer by a quarter of them.
+        capacity = min(_Carried.ROOM * k, k + layout.numel // 4) + 256
+        return Scout(thresholds, capacity, room=self._room(k, capacity, layout.numel, device))
+
+    def _room(self, k: int, capacity: int, numel: int, device: torch.device) -> SearchRoom | None:
+        if numel >= 1 << 31:
+            return None  # 32 bits are too few for its indices
+        chosen = self.scratch.take(k, torch.int32, device)
+        mark = self.scratch.mark()
+        listing = self.scratch.take(listing_entries(capacity), torch.int32, device)
+        places = self.scratch.take(capacity, torch.int32, device)
+        if chosen is None or listing is None or places is None:
+            return None
+        return SearchRoom(listing, places, chosen, mark)
 
     def _device_scout(self, turn: Turn, device: torch.device) -> Scout | None:
         """A search that keeps its thresholds on the device; none where so many are wanted that it would not help."""
@@ -128,9 +158,16 @@ class TopK:
             indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device)
             return Sparse(indices, x[indices], x.numel(), sum(ks))
         found = scout.found if scout is not None else None
-        indices, passed, smallest = select_scopes(x, [*(span.start for _, span in scopes), x.numel()], ks, found)
+        bounds = [*(span.start for _, span in scopes), x.numel()]
+        room = scout.room if scout is not None else None
+        if room is not None:
+            indices, passed, smallest = select_scopes_into(x, bounds, ks, found, room.chosen, room.listing)
+            self.scratch.release(room.mark)  # all but the indices
+        else:
+            indices, passed, smallest = select_scopes(x, bounds, ks, found)
         if scout is not None:
             for (name, _), k, number, least in zip(scopes, ks, passed, smallest.tolist(), strict=True):
                 if k:
                     self._carried[name].update(number if found is not None else None, k, least)
-        return Sparse(indices, take(x, indices), x.numel(), sum(ks))
+        values = self.scratch.take(indices.numel(), torch.float32, x.device)
+        return Sparse(indices, take_at(x, indices, values), x.numel(), sum(ks))

@@ -23,15 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import cpu, cpu_serving, reference, serving
+from thinwire.kernels import cpu, cpu_lists, cpu_serving, lists, reference, serving
+from thinwire.kernels.lists import Entries
 from thinwire.kernels.reference import (
     RiceStream,
     Runs,
     Segments,
     block_expand,
     coins,
-    int8_dequantize,
-    int8_quantize,
     remaining,
     select_sampled,
     stream_key,
@@ -121,6 +120,11 @@ def _serving(tensor: Tensor) -> Any:
     return cpu_serving if _home(tensor) is cpu else serving
 
 
+def _lists(tensor: Tensor) -> Any:
+    """The home of what is done with lists of entries: native, or plain torch."""
+    return cpu_lists if _home(tensor) is cpu else lists
+
+
 def _total(parts: Sequence[Tensor]) -> int:
     return sum(part.numel() for part in parts)
 
@@ -135,12 +139,58 @@ def select_scopes(
     return _home(x).select_scopes(x, bounds, ks, candidates)
 
 
+def select_scopes_into(
+    x: Tensor, bounds: Sequence[int], ks: Sequence[int], candidates: Tensor | None, out: Tensor, scratch: Tensor
+) -> tuple[Tensor, list[int], Tensor]:
+    """``select_scopes`` in given memory, with int32 indices; only native."""
+    return cpu.select_scopes(x, bounds, ks, candidates, out, scratch)
+
+
+def listing_entries(capacity: int) -> int:
+    """The length of the first part of the room of ``accumulate``; only native."""
+    return cpu.listing_entries(capacity)
+
+
+def take_at(x: Tensor, indices: Tensor, out: Tensor | None = None) -> Tensor:
+    return _lists(x).take_at(x, indices, out)
+
+
+def keep_largest(indices: Tensor, values: Tensor, k: int, room: Entries | None = None) -> tuple[Tensor, Tensor]:
+    return _lists(values).keep_largest(indices, values, k, room)
+
+
+def keep_masked(indices: Tensor, values: Tensor, mask: Tensor, room: Entries | None = None) -> tuple[Tensor, Tensor]:
+    return _lists(values).keep_masked(indices, values, mask, room)
+
+
+def mask_contained(mask: Tensor, wanted: Tensor, indices: Tensor) -> None:
+    _lists(wanted).mask_contained(mask, wanted, indices)
+
+
+def merge_topk(
+    a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor, k: int, room: Entries | None = None
+) -> tuple[Tensor, Tensor]:
+    return _lists(a).merge_topk(a, a_values, b, b_values, k, room)
+
+
+def int8_quantize(values: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    return _lists(values).int8_quantize(values, out)
+
+
+def int8_dequantize(codes: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
+    return _lists(codes).int8_dequantize(codes, scales, out)
+
+
+def rice_unary_bits_of(indices: Tensor, parameters: range) -> list[int]:
+    return _lists(indices).rice_unary_bits_of(indices, parameters)
+
+
+def rice_write(indices: Tensor, parameter: int, low: Tensor, unary: Tensor) -> None:
+    _lists(indices).rice_write(indices, parameter, low, unary)
+
+
 def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:
     _home(x).subtract_at(x, indices, values)
-
-
-def take(x: Tensor, indices: Tensor) -> Tensor:
-    return _home(x).take(x, indices)
 
 
 def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +213,10 @@ def accumulate(
     thresholds: Any,
     capacity: int,
     flag: Tensor | None = None,
+    room: tuple[Tensor, Tensor] | None = None,
 ) -> Any:
+    if room is not None:  # only native
+        return cpu.accumulate(parts, segments, velocity, residual, thresholds, capacity, flag, room)
     return _home(residual).accumulate(parts, segments, velocity, residual, thresholds, capacity, flag)
 
 
@@ -311,11 +364,16 @@ def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:
     return _home(gaps).rice_encode(gaps, parameter)
 
 
-def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
+def rice_indices(
+    streams: Sequence[RiceStream], numel: int, outs: Sequence[Tensor] | None = None
+) -> list[tuple[Tensor, int]]:
+    if outs is not None:  # only native
+        return cpu.rice_indices(streams, numel, outs)
     return _home(streams[0].low).rice_indices(streams, numel) if streams else []
 
 
 __all__ = [
+    "Entries",
     "RiceStream",
     "Runs",
     "Segments",
@@ -338,7 +396,12 @@ __all__ = [
     "home_name",
     "int8_dequantize",
     "int8_quantize",
+    "keep_largest",
+    "keep_masked",
     "launch_rice_indices",
+    "listing_entries",
+    "mask_contained",
+    "merge_topk",
     "on_gpu",
     "pack_bits",
     "pack_signs",
@@ -348,17 +411,20 @@ __all__ = [
     "rice_encode",
     "rice_indices",
     "rice_unary_bits",
+    "rice_unary_bits_of",
+    "rice_write",
     "scatter_add",
     "search",
     "select_sampled",
     "select_scopes",
+    "select_scopes_into",
     "select_topk",
     "sign_scales",
     "stream_key",
     "subtract_at",
     "subtract_own_signs",
     "sum_trits",
-    "take",
+    "take_at",
     "ternarize_packed",
     "uniform",
     "union_add",

@@ -16,22 +16,25 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.reference import RiceStream, Runs, Segments, scalers_of
-from thinwire.kernels.reference import watch as watch  # plain torch is fast enough for these
-from thinwire.kernels.reference import zero_at as zero_at
+from thinwire.kernels.reference import watch as watch  # plain torch is fast enough for it
 
 _I64, _I32, _U32, _F32, _PTR = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
-    "tw_accumulate": (_I64, [_I64] + [_PTR] * 11 + [_I64, _I32]),
+    "tw_accumulate": (_I64, [_I64] + [_PTR] * 11 + [_I64, _PTR, _I64, _I32]),
     "tw_first_nonfinite": (_I64, [_I64, _PTR, _PTR, _I32]),
-    "tw_select_scopes": (None, [_PTR, _I64, _PTR, _PTR, _PTR, _I64, _PTR, _PTR, _PTR, _I32]),
+    "tw_select_scopes": (None, [_PTR, _I64, _PTR, _PTR, _PTR, _I64, _PTR, _I64, _PTR, _PTR, _PTR, _I32]),
     "tw_subtract_at": (None, [_PTR, _PTR, _PTR, _I64]),
-    "tw_take": (None, [_PTR, _PTR, _I64, _PTR]),
     "tw_union_add": (_I64, [_PTR, _PTR, _I64, _PTR, _PTR, _I64, _PTR, _PTR]),
-    "tw_contained": (None, [_PTR, _I64, _PTR, _I64, _PTR]),
+    "tw_zero_at": (None, [_PTR, _PTR, _I64]),
+    "tw_take_at": (None, [_PTR, _PTR, _I64, _PTR]),
+    "tw_merge_topk": (_I64, [_PTR, _PTR, _I64, _PTR, _PTR, _I64, _I64, _PTR, _PTR, _PTR]),
+    "tw_keep_largest": (None, [_PTR, _PTR, _I64, _I64, _PTR, _PTR]),
+    "tw_keep_masked": (_I64, [_PTR, _PTR, _PTR, _I64, _PTR, _PTR]),
+    "tw_mask_contained": (None, [_PTR, _I64, _PTR, _I64, _PTR]),
     "tw_error_step": (None, [_I64] + [_PTR] * 10 + [_I32]),
     "tw_scatter_add": (None, [_I64, _PTR, _PTR, _PTR, _I64, _PTR, _PTR, _PTR, _F32, _I32]),
-    "tw_select_topk": (None, [_PTR, _I64, _I64, _PTR, _PTR, _I32]),
+    "tw_select_topk": (None, [_PTR, _I64, _I64, _PTR, _I64, _PTR, _PTR, _I32]),
     "tw_moments": (None, [_I64] + [_PTR] * 4 + [_I32]),
     "tw_ternarize_packed": (None, [_I64] + [_PTR] * 7 + [_I32]),
     "tw_blockwise_sign": (None, [_PTR, _I64, _PTR, _PTR, _PTR, _PTR, _I32]),
@@ -42,6 +45,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_write_signs": (None, [_I64] + [_PTR] * 4 + [_I64, _PTR, _PTR, _I32]),
     "tw_sum_trits": (None, [_I64, _PTR, _I64, _I32, _PTR, _I32]),
     "tw_write_levels": (_I32, [_I64] + [_PTR] * 4 + [_I32, _I64, _I32]),
+    "tw_int8_quantize": (None, [_PTR, _I64, _PTR, _PTR]),
+    "tw_int8_dequantize": (None, [_PTR, _PTR, _I64, _PTR]),
     "tw_checksum": (_U32, [_PTR, _I64, _U32]),
     "tw_pack_bits": (None, [_PTR, _I64, _PTR, _I32]),
     "tw_unpack_bits": (None, [_PTR, _I64, _PTR, _I32]),
@@ -51,7 +56,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_unpack_uints": (None, [_PTR, _I64, _I64, _I32, _PTR]),
     "tw_rice_unary_bits": (None, [_PTR, _I64, _I32, _I32, _PTR]),
     "tw_rice_encode": (None, [_PTR, _I64, _I32, _PTR, _PTR]),
-    "tw_rice_indices": (None, [_I64] + [_PTR] * 6 + [_I64, _PTR, _PTR, _I32]),
+    "tw_rice_unary_bits_of": (None, [_PTR, _I64, _I32, _I32, _PTR]),
+    "tw_rice_encode_of": (None, [_PTR, _I64, _I32, _PTR, _PTR]),
+    "tw_rice_indices": (None, [_I64] + [_PTR] * 6 + [_I64, _PTR, _I32, _PTR, _I32]),
     "tw_vectors": (ctypes.c_char_p, []),
 }
 
@@ -109,6 +116,21 @@ def _ready(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.contiguous() if x.dtype == dtype else x.to(dtype).contiguous()
 
 
+def narrow(indices: Tensor) -> Tensor:  # -> the same 32 bits an index, as the library reads them
+    """Indices below 2**32 as int32, from 2**31 on with the sign bit set."""
+    return indices.to(torch.int32).contiguous()
+
+
+def widened(indices: Tensor, like: Tensor) -> Tensor:
+    """What the library wrote, as int64 where ``like`` is."""
+    return indices if like.dtype == torch.int32 else indices.to(torch.int64) & 0xFFFFFFFF
+
+
+def listing_entries(capacity: int) -> int:
+    """How long the memory must be in which ``accumulate`` lists so many places: each thread fills blocks of its own."""
+    return capacity + 256 * (_threads() + 1)
+
+
 @lru_cache(maxsize=256)
 def _run_tables(runs: Runs) -> tuple[Tensor, Tensor]:
     table = torch.tensor(runs, dtype=torch.int64).view(-1, 2)
@@ -136,9 +158,17 @@ def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, ris
     if k >= n or k == 0:
         return torch.arange(min(k, n))
     x = _ready(x, torch.float32)
-    out, smallest = torch.empty(k, dtype=torch.int64), ctypes.c_float()
-    _lib().tw_select_topk(x.data_ptr(), n, k, out.data_ptr(), ctypes.byref(smallest), _threads())
-    return out
+    scratch = torch.empty(_search_entries(k), dtype=torch.int32)
+    out, smallest = torch.empty(k, dtype=torch.int32), ctypes.c_float()
+    _lib().tw_select_topk(
+        x.data_ptr(), n, k, scratch.data_ptr(), scratch.numel(), out.data_ptr(), ctypes.byref(smallest), _threads()
+    )
+    return out.to(torch.int64) & 0xFFFFFFFF
+
+
+def _search_entries(k: int) -> int:
+    """Memory in which a search of a whole vector is fast: twice for a few more than k."""
+    return 2 * listing_entries(2 * k + 4096)
 
 
 def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
@@ -148,49 +178,61 @@ def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
 
 
 def select_scopes(
-    x: Tensor, bounds: Sequence[int], ks: Sequence[int], candidates: Tensor | None
+    x: Tensor,
+    bounds: Sequence[int],
+    ks: Sequence[int],
+    candidates: Tensor | None,
+    out: Tensor | None = None,
+    scratch: Tensor | None = None,
 ) -> tuple[Tensor, list[int], Tensor]:
+    """Indices are int32 where they are to lie in ``out``; ``scratch``, int32, has an entry a candidate at least."""
     x, scopes = _ready(x, torch.float32), len(ks)
     chosen = sum(min(k, bounds[place + 1] - bounds[place]) for place, k in enumerate(ks))
-    out, passed, smallest = torch.empty(chosen, dtype=torch.int64), (_I64 * scopes)(), torch.empty(scopes)
-    # An empty tensor has no address, but an empty list of candidates is one.
-    listed = None if candidates is None else candidates.data_ptr() or out.data_ptr()
+    listed = narrow(candidates) if candidates is not None else None
+    if scratch is None:
+        entries = max(_search_entries(max(ks, default=0)), listed.numel() if listed is not None else 0)
+        scratch = torch.empty(entries, dtype=torch.int32)
+    indices = out if out is not None else torch.empty(chosen, dtype=torch.int32)
+    assert indices.numel() == chosen and (listed is None or scratch.numel() >= listed.numel())
+    passed, smallest = (_I64 * scopes)(), torch.empty(scopes)
     _lib().tw_select_scopes(
-        x.data_ptr(), scopes, _int64s(bounds), _int64s(ks), listed, candidates.numel() if candidates is not None else 0,
-        out.data_ptr(), passed, smallest.data_ptr(), _threads(),
+        x.data_ptr(), scopes, _int64s(bounds), _int64s(ks),
+        # An empty tensor has no address, but an empty list of candidates is one.
+        None if listed is None else listed.data_ptr() or scratch.data_ptr(),
+        listed.numel() if listed is not None else 0, scratch.data_ptr(), scratch.numel(), indices.data_ptr(), passed,
+        smallest.data_ptr(), _threads(),
     )  # fmt: skip
-    return out, list(passed), smallest
+    return indices if out is not None else indices.to(torch.int64) & 0xFFFFFFFF, list(passed), smallest
 
 
 def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:
     assert x.dtype == torch.float32 and x.is_contiguous()
-    indices, values = _ready(indices, torch.int64), _ready(values, torch.float32)
+    indices, values = narrow(indices), _ready(values, torch.float32)
     _lib().tw_subtract_at(x.data_ptr(), indices.data_ptr(), values.data_ptr(), indices.numel())
 
 
-def take(x: Tensor, indices: Tensor) -> Tensor:
-    x, indices = _ready(x, torch.float32), _ready(indices, torch.int64)
-    out = torch.empty(indices.numel(), dtype=torch.float32)
-    _lib().tw_take(x.data_ptr(), indices.data_ptr(), indices.numel(), out.data_ptr())
-    return out
+def zero_at(x: Tensor, indices: Tensor) -> None:
+    assert x.dtype == torch.float32 and x.is_contiguous()
+    indices = narrow(indices)
+    _lib().tw_zero_at(x.data_ptr(), indices.data_ptr(), indices.numel())
 
 
 def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
-    a, b = _ready(a, torch.int64), _ready(b, torch.int64)
+    like, a, b = a, narrow(a), narrow(b)
     a_values, b_values = _ready(a_values, torch.float32), _ready(b_values, torch.float32)
-    indices, values = torch.empty(a.numel() + b.numel(), dtype=torch.int64), torch.empty(a.numel() + b.numel())
+    indices, values = torch.empty(a.numel() + b.numel(), dtype=torch.int32), torch.empty(a.numel() + b.numel())
     count = _lib().tw_union_add(
         a.data_ptr(), a_values.data_ptr(), a.numel(), b.data_ptr(), b_values.data_ptr(), b.numel(), indices.data_ptr(),
         values.data_ptr(),
     )  # fmt: skip
-    return indices[:count], values[:count]
+    return widened(indices[:count], like), values[:count]
 
 
 def contained(wanted: Tensor, indices: Tensor) -> Tensor:
-    wanted, indices = _ready(wanted, torch.int64), _ready(indices, torch.int64)
-    out = torch.empty(wanted.numel(), dtype=torch.bool)
-    _lib().tw_contained(wanted.data_ptr(), wanted.numel(), indices.data_ptr(), indices.numel(), out.data_ptr())
-    return out
+    wanted, indices = narrow(wanted), narrow(indices)
+    mask = torch.ones(wanted.numel(), dtype=torch.bool)
+    _lib().tw_mask_contained(wanted.data_ptr(), wanted.numel(), indices.data_ptr(), indices.numel(), mask.data_ptr())
+    return mask
 
 
 def accumulate(
@@ -201,18 +243,30 @@ def accumulate(
     thresholds: Sequence[float] | None,
     capacity: int,
     flag: Tensor | None = None,
+    room: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | None:
+    """With ``room``, the places are int32 and lie in the second tensor; the first, longer by ``listing_entries``, is
+    used on the way and free afterwards."""
     assert flag is None, "host gradients are looked at before"
     tables = _segment_tables(parts, segments)
     collecting = thresholds is not None
     limits = _floats(thresholds if thresholds is not None else [float("inf")] * len(parts))
-    found = torch.empty(capacity if collecting else 0, dtype=torch.int64)
+    if room is not None:
+        listing, found = room
+        capacity = min(capacity, found.numel())
+    else:
+        entries = listing_entries(capacity) if collecting else 0
+        listing, found = torch.empty(entries + (capacity if collecting else 0), dtype=torch.int32).split(
+            [entries, capacity if collecting else 0]
+        )
     count = _lib().tw_accumulate(
         len(parts), *tables, limits,
-        velocity.data_ptr() if velocity is not None else None, residual.data_ptr(), found.data_ptr(), found.numel(),
-        _threads(),
+        velocity.data_ptr() if velocity is not None else None, residual.data_ptr(), listing.data_ptr(),
+        listing.numel() if collecting else 0, found.data_ptr(), capacity if collecting else 0, _threads(),
     )  # fmt: skip
-    return found[:count] if collecting and count >= 0 else None
+    if not collecting or count < 0:
+        return None
+    return found[:count] if room is not None else found[:count].to(torch.int64) & 0xFFFFFFFF
 
 
 def error_step(
@@ -248,7 +302,7 @@ def _segment_tables(parts: Sequence[Tensor], segments: Segments) -> tuple[Any, .
 def scatter_add(
     parts: Sequence[Tensor], starts: Sequence[int], lists: Sequence[tuple[Tensor, Tensor]], scale: float
 ) -> None:
-    lists = [(_ready(indices, torch.int64), _ready(values, torch.float32)) for indices, values in lists]
+    lists = [(narrow(indices), _ready(values, torch.float32)) for indices, values in lists]
     pointers, numels = _pointers(parts)
     places, counts = _pointers([indices for indices, _ in lists])
     values, _ = _pointers([values for _, values in lists])
@@ -383,13 +437,19 @@ def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:
     return low, unary
 
 
-def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
+def rice_indices(
+    streams: Sequence[RiceStream], numel: int, outs: Sequence[Tensor] | None = None
+) -> list[tuple[Tensor, int]]:
+    """Indices are int32 where they are to lie in ``outs``, one a stream and as long, and numel is below 2**31."""
     lows, low_nbytes = _pointers([stream.low.contiguous() for stream in streams])
     unaries, unary_nbytes = _pointers([stream.unary.contiguous() for stream in streams])
-    indices = [torch.empty(stream.count, dtype=torch.int64) for stream in streams]
-    outs, counts = _pointers(indices)
+    wide = outs is None
+    indices = [torch.empty(stream.count, dtype=torch.int64) for stream in streams] if outs is None else outs
+    assert [out.numel() for out in indices] == [stream.count for stream in streams]
+    places, counts = _pointers(indices)
     parameters, faults = (_I32 * len(streams))(*(stream.parameter for stream in streams)), (_I32 * len(streams))()
     _lib().tw_rice_indices(
-        len(streams), lows, low_nbytes, unaries, unary_nbytes, counts, parameters, numel, outs, faults, _threads()
-    )
+        len(streams), lows, low_nbytes, unaries, unary_nbytes, counts, parameters, numel, places, wide, faults,
+        _threads(),
+    )  # fmt: skip
     return list(zip(indices, faults, strict=True))

@@ -19,7 +19,6 @@ from thinwire.kernels.reference.entries import (
     remaining,
     scatter_add,
     subtract_at,
-    take,
     union_add,
     zero_at,
 )
@@ -116,7 +115,6 @@ __all__ = [
     "stream_key",
     "stream_salt",
     "subtract_at",
-    "take",
     "ternarize",
     "ternarize_packed",
     "uniform",

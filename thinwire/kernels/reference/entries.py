@@ -37,11 +37,6 @@ def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:  # (n,) flo
     x[indices] = remaining(x[indices], values)
 
 
-def take(x: Tensor, indices: Tensor) -> Tensor:  # (n,) float32, (k,) int64 -> (k,) float32
-    """x[indices]."""
-    return x[indices]
-
-
 def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the union of two rising lists of indices, and the sums of their values; the same bits in either order."""
     indices, place = torch.unique(torch.cat([a, b]), sorted=True, return_inverse=True)

@@ -127,7 +127,8 @@ RUNS: dict[str, str] = {
     "m30k-gru-dense-s0": f"{M30K_GRU} --method dense",
     "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method {PAPER_GTOPK},{WARM}",
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},values=int8",
-    "r20-gtopk-corrected-s0": f"{R20} --epochs 60 --method {PAPER_GTOPK},{WARM},momentum_correction=true",
+    "r20-gtopk-corrected-s0": f"{R20} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true",
+    "r20-short-ours-s0": f"{R20} --epochs 30 --method {OURS}",
     # Fewer images a worker.
     "r20x8-16-blocksign-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {OUR_SIGNS}",
     "r20x8-16-dense-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method dense",

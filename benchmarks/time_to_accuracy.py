@@ -35,11 +35,17 @@ def curve(name: str) -> dict[str, list[float]]:
     return found
 
 
+def reached(columns: dict[str, list[float]], quality: float, lower: bool = False) -> int | None:
+    """The first epoch line (from 0) whose metric is at least, or at most, the quality."""
+    good = [metric <= quality if lower else metric >= quality for metric in columns["metric"]]
+    return good.index(True) if any(good) else None
+
+
 def seconds_to(accuracy: float, name: str, row: dict[str, Any], warms_up: bool) -> tuple[int, float] | None:
     """Steps and seconds until a curve first reaches an accuracy, on the link of a row of the cluster."""
     columns = curve(name)
     steps, sent = columns["step"], columns["bytes_sent"]
-    place = next((place for place, metric in enumerate(columns["metric"]) if metric >= accuracy), None)
+    place = reached(columns, accuracy)
     if place is None:
         return None
     extra_nbytes = 0.0

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from test_train_more import done, metrics, thinwire, until
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as library
 from thinwire import cli, peers
@@ -65,6 +68,38 @@ def test_a_folder_whose_methods_are_not_certain_is_refused(
     out, err = capfd.readouterr()
     assert out == "" and err.startswith(f"thinwire: '{run}' cannot be resumed: ") and err.count("\n") == 1
     assert all(word in err for word in words), err
+
+
+def loaded_from(group: dist.ProcessGroup, spec: str, changes: list[tuple[str, str]]) -> list[str]:
+    """Save a wire's state, change the method that it names, and load it: what is said, nothing where it is taken."""
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Linear(8, 8), process_group=group)
+    wire = library.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), spec)
+    model(torch.ones(2, 8)).sum().backward()
+    state, said = wire.state_dict(), []
+    for old, new in changes:
+        assert old in state["method"]
+        try:
+            wire.load_state_dict({**state, "method": state["method"].replace(old, new)})
+            said.append("")
+        except ValueError as error:
+            said.append(str(error))
+    wire.detach()
+    return said
+
+
+def test_a_state_from_before_an_option_was_added_is_taken(cluster: Any) -> None:
+    changes = [
+        ("dense_below=0,", ""),
+        ("dense_below=0,", "dense_below=9,"),
+        ("seed=0", "zeal=0"),
+        ("clip_sigma=2.5", ""),
+    ]
+    for taken, other, unknown, absent in cluster.run(loaded_from, 2, "terngrad", changes):
+        assert taken == "" and absent == ""
+        assert "belongs to method terngrad:" in other and "belongs to method terngrad:" in unknown
+    for said in cluster.run(loaded_from, 2, library.DGC(warmup=library.ListedWarmup(4)), [("dgc:", "dgc:")]):
+        assert said == [""], "a schedule has no string that can be read, and is still its own"
 
 
 @pytest.mark.timeout(200)

@@ -113,6 +113,14 @@ class Method:
         """The string with every option, which means the same whatever the defaults are by then."""
         return self._string([f.name for f in fields(self)])
 
+    def in_full_now(self, saved: str) -> str:
+        """What a method of this kind that was saved ``in_full`` is in full now: options that came later are at their
+        defaults, which are chosen to mean what was before. Anything else stays as it is."""
+        try:
+            return read_method(saved, {self.name: type(self)}).in_full
+        except ValueError:
+            return saved
+
     def _string(self, options: list[str]) -> str:
         given = [f"{option}={spell(getattr(self, option))}" for option in options]
         return self.name + (":" + ",".join(given) if given else "")

@@ -71,7 +71,7 @@ class Saver(Watcher):
         numels, own, given = {name: p.numel() for name, p in self._parameters.items()}, self.state_dict(), unpack(state)
         plain = unpack(own)[0]
         for one in given:
-            check_run(one, plain)
+            check_run({**one, "method": self.method.in_full_now(one["method"])}, plain)
         if isinstance(state, (list, tuple)) or len(given) != 1:
             check_complete(given)
             if all(given[0][key] == plain[key] for key in ("world_size", "hierarchy")):

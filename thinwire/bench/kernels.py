@@ -16,6 +16,7 @@ from thinwire.compressors import BlockSigns, Ternarize, TopK
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import MomentumCorrection, RescaledError
 from thinwire.payloads import Accepted
+from thinwire.scratch import Scratch
 
 SIZES = {"resnet20": 270_000, "resnet50": 25_557_032, "alexnet": 61_100_840, "vgg16": 138_357_544}
 DENSITY = 0.001
@@ -82,15 +83,17 @@ class Bench:
     # Each of these returns one step; i counts steps.
 
     def dgc(self) -> Work:
-        memory, compressor, codec = MomentumCorrection(masking=True), TopK(DENSITY), SparseCodec()
+        scratch = Scratch()
+        memory, compressor, codec = MomentumCorrection(masking=True), TopK(DENSITY, scratch=scratch), SparseCodec()
         tail = torch.zeros(0, device=self.device)
 
         def step(i: int) -> Tensor:
             turn = self.turn(i)
+            scratch.begin()
             scout = compressor.scout(turn, self.device)
             x = memory.compensate(turn, [self.gradient(i)], scout)
             payload = compressor.compress(turn, x, None, 0, scout)
-            frame = codec.encode(turn, payload, tail)
+            frame = codec.encode(turn, payload, tail, scratch=scratch)
             memory.retain(turn, x, Accepted(payload, tail, sent=payload.indices))
             return frame
 
@@ -197,9 +200,11 @@ class Bench:
         out = torch.empty(self.numel, device=self.device)
         # The zeroing of the output is part of every dense gradient as well; it is not counted here.
         out.zero_()
+        places = [Scratch().take(k, torch.int32, self.device) for _ in frames]
+        rooms = [(place, None) for place in places if place is not None] or None  # only the native kernels use them
 
         def step(i: int) -> None:
-            parts = codec.decode_all(turn, [(frame, "bench") for frame in frames], self.numel, k, 0, self.device)
+            parts = codec.decode_all(turn, [(frame, "bench") for frame in frames], self.numel, k, 0, self.device, rooms)
             kernels.scatter_add([out], [0], [(part.indices, part.values) for part, _ in parts], 1.0 / FRAMES)
 
         return step

@@ -133,6 +133,12 @@ def take_rice(count: int, parameter: int, body: Body) -> RiceStream:
     return RiceStream(low, body.take(body.remaining, "index quotients"), count, parameter)
 
 
+def _last(indices: Tensor) -> int:
+    """The last index, or its lower 32 bits where indices have no more."""
+    last = int(indices[-1]) if indices.numel() else 0
+    return last & 0xFFFFFFFF if indices.dtype == torch.int32 else last
+
+
 def check_rice(stream: RiceStream, indices: Tensor, fault: int, numel: int, origin: str) -> None:
     """Raise what ``rice_indices`` found wrong with a stream."""
     if fault == 0:
@@ -141,7 +147,7 @@ def check_rice(stream: RiceStream, indices: Tensor, fault: int, numel: int, orig
         RICE_COUNT: f"its index quotients do not hold exactly {stream.count} entries",
         RICE_GAP: f"an index gap is larger than the {numel} elements",
         RICE_REST: "bytes behind its index quotients belong to nothing",
-        RICE_OUTSIDE: f"index {int(indices[-1]) if indices.numel() else 0} is outside {numel} elements",
+        RICE_OUTSIDE: f"index {_last(indices)} is outside {numel} elements",
     }
     raise FrameError(f"bad frame from {origin}: {sentences[fault]}")
 

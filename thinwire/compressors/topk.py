@@ -40,7 +40,7 @@ class _Carried:
     exact in any case.
     """
 
-    ROOM = 4  # times k elements may pass before the threshold is no help
+    ROOM = 3  # times k elements may pass before the threshold is no help
 
     def __init__(self) -> None:
         self.threshold = float("inf")

@@ -136,8 +136,9 @@ class GlobalTopK(StatelessCollective):
             if merged_before:
                 frame = path.frame(keeps_credit=rank % distance == 0)
             peer = rank ^ distance
-            first = into is not None and distance == 1
-            theirs = net.swap(peer, frame, (lambda: clear(path.turn.layout, into or ())) if first else None)
+            # In the last swap nobody computes any more: what is done then takes no processor from anybody.
+            last = into is not None and 2 * distance == power
+            theirs = net.swap(peer, frame, (lambda: clear(path.turn.layout, into or ())) if last else None)
             path.merge(*path.open(theirs, f"rank {peer}"))
             distance *= 2
         if extras:

@@ -196,7 +196,10 @@ class GlobalTopK(StatelessCollective):
                 frame = path.frame(keeps_credit=rank % distance == 0)
             peer, before = rank ^ distance, scratch.mark()
             room = scratch.take(frame.numel(), torch.uint8, path.device)
-            clearing = partial(clear, path.turn.layout, into) if into is not None and distance == 1 else None
+            # In the last swap nobody computes any more: what is done then takes no processor from anybody.
+            clearing = None
+            if into is not None and 2 * distance == power:
+                clearing = partial(clear, path.turn.layout, into)
             received = net.swap(peer, frame, room, clearing)
             if room is not None and received.data_ptr() == room.data_ptr():
                 scratch.release(behind, BACK)  # the frame has left

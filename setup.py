@@ -29,7 +29,7 @@ setup(
                 f"native/{name}.cpp"
                 for name in ("accumulate", "select", "quantize", "ternary", "pack", "lists", "server")
             ],
-            depends=["native/mix.h", "native/parallel.h"],
+            depends=["native/cut.h", "native/listing.h", "native/mix.h", "native/parallel.h"],
             # No contraction: the same rounding as plain torch, so that all kernels give the same bits.
             extra_compile_args=[
                 "-O3",

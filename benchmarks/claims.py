@@ -56,7 +56,7 @@ RUNS: dict[str, str] = {
     "r20l-int4-s0": f"{R20} --epochs 100 --method dgc:{OUR_SETTING},{WARM},values=int4",
     "r20l-cold-s0": f"{R20} --epochs 100 --method dgc:{OUR_SETTING},values=int8",
     "r20l-masked-s0": f"{R20} --epochs 100 --method dgc:density=0.006,{WARM},values=int8,factor_masking=true",
-    "r20l-gtopk-s0": f"{R20} --epochs 100 --method gtopk:density=0.01,{WARM}",
+    "r20l-gtopk-s0": f"{R20} --epochs 100 --method gtopk:density=0.01,{WARM},momentum_correction=true",
     "an4-dgc-s0": f"{AN4} --method dgc:{PAPER},warmup=116,{VALUES}",
     "an4-ours-s0": f"{AN4} --method dgc:{OUR_SETTING},warmup=116,values=int8",
     "an4-dense-s0": f"{AN4} --method dense",
@@ -96,7 +96,7 @@ RUNS: dict[str, str] = {
     # gTop-k: the density, the model with many parameters, more workers (Figures 5, 7 and 12).
     "r20-gtopk-s0": f"{R20} --epochs 60 --method {PAPER_GTOPK},{WARM}",
     **{
-        f"r20-gtopk-{density}-s0": f"{R20} --epochs 30 --method gtopk:density={density},{WARM}"
+        f"r20-gtopk-{density}-s0": f"{R20} --epochs 30 --method gtopk:density={density},{WARM},momentum_correction=false"
         for density in ("0.1", "0.05", "0.01", "0.001", "0.0005")
     },
     "r20-short-dense-s0": f"{R20} --epochs 30 --method dense",
@@ -126,7 +126,7 @@ RUNS: dict[str, str] = {
     "m30k-gru-partial-s0": f"{M30K_GRU} --method dropping:{DROP},local=partial,sync_every=500",
     "m30k-gru-dense-s0": f"{M30K_GRU} --method dense",
     "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method {PAPER_GTOPK},{WARM}",
-    "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},values=int8",
+    "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},momentum_correction=true,values=int8",
     "r20-gtopk-corrected-s0": f"{R20} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true",
     "r20-short-ours-s0": f"{R20} --epochs 30 --method {OURS}",
     # Fewer images a worker.

@@ -91,8 +91,9 @@ CASES = [
     *make(gtopk, "GTopK", [
         ("plain", PLAIN, {"density": 0.05}),
         ("momentum", DECAY, {"density": 0.05}),
-        ("nesterov", NESTEROV, {"density": 0.15}),
-        ("warmup", HEAVY, {"density": 0.03, "warmup": 10}),
+        ("momentum of the optimizer", DECAY, {"density": 0.05, "momentum_correction": False}),
+        ("nesterov", NESTEROV, {"density": 0.15, "momentum_correction": False}),
+        ("warmup", HEAVY, {"density": 0.03, "warmup": 10, "momentum_correction": False}),
         ("exclude", HEAVY, {"density": 0.1, "exclude": ("out.*",)}),
         ("correction", DECAY, {"density": 0.1, "momentum_correction": True}),
         ("correction, nesterov", NESTEROV, {"density": 0.1, "momentum_correction": True}),

@@ -19,7 +19,7 @@ import claims  # noqa: E402
 
 def test_they_are_what_the_documentation_says() -> None:
     assert thinwire.parse_method(PAPER_DGC) == thinwire.DGC(density=0.001, values="fp32", factor_masking=True)
-    assert thinwire.parse_method(PAPER_GTOPK) == thinwire.GTopK(density=0.001)
+    assert thinwire.parse_method(PAPER_GTOPK) == thinwire.GTopK(density=0.001, momentum_correction=False)
     assert thinwire.parse_method(PAPER_BLOCKSIGN) == thinwire.BlockSign(dense_below=0)
     readme = (ROOT / "README.md").read_text()
     assert all(f"`{spec}`" in readme for spec in (PAPER_DGC, PAPER_GTOPK))

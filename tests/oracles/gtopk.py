@@ -51,13 +51,15 @@ def simulate(
     optimizer: SGD | Adam,
     *,
     density: float,
-    momentum_correction: bool = False,
+    momentum_correction: bool | None = None,
     clip_norm: float | None = None,
     warmup: int | None = None,
     exclude: tuple[str, ...] = (),
     ledger: list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> list[Params]:
     """Parameters after each step. ledger: (what was put in, what was applied, residuals), sums of ranks."""
+    if momentum_correction is None:
+        momentum_correction = isinstance(optimizer, SGD)
     w = problem.initial()
     names = [name for name in w if not excluded(name, exclude)]  # the index space of the selection
     dense = [name for name in w if name not in names]

@@ -35,6 +35,7 @@ TERN = "terngrad:exclude=14.*,topology=server"
 OUR_SIGNS = "blocksign:exclude=14.*,topology=server"  # one-dimensional tensors and the output layer stay dense
 OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"  # the same
 OUR_SETTING = "density=0.006,factor_masking=false"  # DGC as it is by default, beside the values
+UNCORRECTED = f"{WARM},momentum_correction=false"  # as in gTop-k's paper
 PTB = "--recipe ptb-lstm --epochs 12"
 M30K = "--recipe multi30k-transformer --epochs 20"
 M30K_GRU = "--recipe multi30k-gru --epochs 15"
@@ -96,7 +97,7 @@ RUNS: dict[str, str] = {
     # gTop-k: the density, the model with many parameters, more workers (Figures 5, 7 and 12).
     "r20-gtopk-s0": f"{R20} --epochs 60 --method {PAPER_GTOPK},{WARM}",
     **{
-        f"r20-gtopk-{density}-s0": f"{R20} --epochs 30 --method gtopk:density={density},{WARM},momentum_correction=false"
+        f"r20-gtopk-{density}-s0": f"{R20} --epochs 30 --method gtopk:density={density},{UNCORRECTED}"
         for density in ("0.1", "0.05", "0.01", "0.001", "0.0005")
     },
     "r20-short-dense-s0": f"{R20} --epochs 30 --method dense",

@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from thinwire.bench.paper_settings import PAPER_DGC
+from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 
 RESULTS = Path(__file__).parent / "results"
 BITS_PER_S = {"1gbit": 1e9, "100mbit": 1e8}
@@ -25,6 +25,7 @@ METHODS = (
     ("dense:dtype=bf16", "vgg-dense-s0", False),
     ("powersgd-1", "vgg-dense-s0", False),
     (PAPER_DGC, "vgg-dgc-s0", True),
+    (PAPER_GTOPK, "vgg-gtopk-s0", True),
 )
 
 

@@ -1,5 +1,5 @@
-// Exact top-k by magnitude; ties go to the lower index, a nan counts like an infinity. Indices have 32 bits. Nothing of a
-// length that grows with the vector is allocated: candidates lie in memory that the caller gives.
+// Exact top-k by magnitude; ties go to the lower index, a nan counts like an infinity. Indices have 32 bits. Candidates lie
+// in memory that the caller gives; a search without them takes a sample first, which is allocated.
 
 #include <cmath>
 #include <cstring>

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.kernels import cpu
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import parse_method
@@ -73,7 +74,7 @@ def test_allocations_are_seen() -> None:
 needs_native = pytest.mark.skipif(cpu.library() is None, reason=f"no native library here: {cpu.why_not()}")
 
 
-PAPERS = ["dgc:density=0.001,values=fp32,factor_masking=true", "dgc:density=0.001", "gtopk:density=0.001"]
+PAPERS = [PAPER_DGC, "dgc:density=0.001", PAPER_GTOPK]
 DEFAULTS = ["dgc", "gtopk", "dropping", "terngrad", "blocksign"]
 
 

@@ -279,9 +279,9 @@ def test_memories_without_residual() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", ["dgc", "gtopk", "terngrad", "blocksign", "dropping", "signsgd"])
-@pytest.mark.parametrize("odd", [NAN, INF, -INF])
+@pytest.mark.parametrize(("odd", "in_place"), [(NAN, False), (INF, True), (-INF, False), (NAN, True)])
 def test_a_gradient_that_is_not_finite_stops_all_ranks_and_touches_no_residual(
-    odd: float, name: str, ranks: int
+    odd: float, in_place: bool, name: str, ranks: int
 ) -> None:
     """One rank's bad gradient is heard by every rank in the same exchange; its own memory stays bit for bit."""
     layout = Layout.of([("w", 0, 1000, True), ("b", 1, 40, True)])
@@ -294,8 +294,14 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_and_touches_no_residual(
         grad = torch.linspace(-1, 1, 1040)
         if net.rank == ranks - 1:
             grad[1002] = odd
+        own = grad.clone()
         with pytest.raises(NonFiniteError) as caught:
-            exchange.mean(Turn(layout, 1, hypers), grad)
+            if in_place:
+                exchange.reduce(Turn(layout, 1, hypers), layout.split(grad))
+            else:
+                exchange.mean(Turn(layout, 1, hypers), grad)
+        if net.rank == ranks - 1:
+            assert torch.equal(grad.isfinite(), own.isfinite()), "whoever looks at the gradient finds what is wrong"
         for kind, vectors in exchange.state_dict()["memory"].items():
             for name_, after in vectors.items():
                 if isinstance(after, Tensor):
@@ -403,8 +409,8 @@ def test_frames_that_overflow_lose_nothing(collective: type) -> None:
 
     def make(net: ThreadNet) -> Exchange:
         class Counting(SparseCodec):
-            def encode(self, turn: Turn, payload: Sparse, tail: Tensor) -> Tensor:
-                frame = codec.encode(turn, payload, tail)
+            def encode(self, turn: Turn, payload: Sparse, tail: Tensor, *options: Any, **named: Any) -> Tensor:
+                frame = codec.encode(turn, payload, tail, *options, **named)
                 written = int(frame[8:12].view(torch.int32))
                 left_out.append(payload.indices.numel() - written)
                 return frame

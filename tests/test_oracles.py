@@ -94,6 +94,7 @@ CASES = [
         ("momentum of the optimizer", DECAY, {"density": 0.05, "momentum_correction": False}),
         ("nesterov", NESTEROV, {"density": 0.15, "momentum_correction": False}),
         ("warmup", HEAVY, {"density": 0.03, "warmup": 10, "momentum_correction": False}),
+        ("warmup, correction", NESTEROV, {"density": 0.03, "warmup": 10}),
         ("exclude", HEAVY, {"density": 0.1, "exclude": ("out.*",)}),
         ("correction", DECAY, {"density": 0.1, "momentum_correction": True}),
         ("correction, nesterov", NESTEROV, {"density": 0.1, "momentum_correction": True}),

@@ -44,6 +44,26 @@ def test_frames_come_one_after_the_other(cluster: Any, ranks: int, nbytes: int) 
             assert sent == (ranks - 1) * nbytes
 
 
+def gathered_at_once(group: dist.ProcessGroup, nbytes: int, with_room: bool) -> tuple[list[int], int, int]:
+    net = TorchNet(group, torch.device("cpu"))
+    frame = torch.arange(nbytes, dtype=torch.int64).remainder(251).to(torch.uint8) + net.rank
+    room = torch.zeros(net.size * nbytes, dtype=torch.uint8) if with_room else None
+    done: list[int] = []
+    got = net.all_gather(frame, room, by_rounds=True, meanwhile=lambda: done.append(1))
+    assert net.size == 1 or room is None or got[0].data_ptr() == room.data_ptr()
+    assert all(torch.equal(other, frame - net.rank + rank) for rank, other in enumerate(got))
+    assert len(got) == net.size
+    return done, net.traffic.sent, net.traffic.received
+
+
+@pytest.mark.parametrize("nbytes", [100, _ROUNDS_FROM + 100])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_all_frames_are_gathered_and_the_meantime_is_used_once(cluster: Any, ranks: int, nbytes: int) -> None:
+    for with_room in (True, False):
+        for done, sent, received in cluster.run(gathered_at_once, ranks, nbytes, with_room):
+            assert done == [1] and sent == received == (ranks - 1) * nbytes
+
+
 @pytest.mark.parametrize("longest", [100, _ROUNDS_FROM + 100])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_everybody_gets_what_is_meant_for_him(cluster: Any, ranks: int, longest: int) -> None:

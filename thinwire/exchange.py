@@ -84,7 +84,9 @@ class Exchange(Generic[P]):
             self.net.all_reduce(agreed, largest=True)
         chosen = coded_part(turn.layout, x)
         payload = self.compressor.compress(turn, chosen, agreed, self.net.rank, scout)  # what we choose to send
-        room = self.scratch.take(turn.layout.tail_numel, torch.float32, device, BACK)
+        # Without a memory x is the gradient's own vectors, whose tail is put together anew.
+        joined = isinstance(x, Tensor)
+        room = self.scratch.take(turn.layout.tail_numel, torch.float32, device, BACK) if joined else None
         tail = tail_part(turn.layout, x, room)  # of its own: x changes while what was accepted is still read
         self.net.stage = "exchange frames"
         result, accepted = self.collective.mean(turn, payload, tail, self.net, into)  # what the group really used

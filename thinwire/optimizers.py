@@ -78,12 +78,16 @@ class OptimizerView:
         own = {id(p) for p in self.parameters.values()}
         for group in self.optimizer.param_groups:
             if group.get("dampening"):
-                raise ValueError(f"{method}: momentum correction needs dampening=0, a group has {group['dampening']}")
+                raise ValueError(
+                    f"{method}: momentum correction needs dampening=0, a group has {group['dampening']}; use "
+                    "dampening=0, or momentum_correction=False where the method has it"
+                )
             foreign = [p for p in group["params"] if id(p) not in own and p.requires_grad]
             if foreign and (group["momentum"] or group["weight_decay"]):
                 raise ValueError(
                     f"{method}: the optimizer has {len(foreign)} parameters that are not the model's in a group with "
-                    "momentum or weight decay, which would be switched off for them; give them their own optimizer"
+                    "momentum or weight decay, which would be switched off for them; give them their own optimizer, or "
+                    "use momentum_correction=False where the method has it"
                 )
 
     def take_over(self, *, momentum: bool, weight_decay: bool) -> None:

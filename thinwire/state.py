@@ -125,7 +125,17 @@ def check_fits(state: Mapping[str, Any], own: Mapping[str, Any], numels: Mapping
     for room, kinds in own["aggregator"].items():
         for kind, values in kinds.items():
             if values and kind not in state["aggregator"][room]:
-                raise ValueError(f"the state's aggregator has no {kind} in its {room}: it is not whole")
+                raise ValueError(
+                    f"the state's aggregator has no {kind} in its {room}: it is not whole, or was saved with an "
+                    "optimizer that kept its own momentum"
+                )
+    kept = own["aggregator"].get("memory", {})
+    for kind, values in state["aggregator"].get("memory", {}).items():
+        if values and kind not in kept:
+            raise ValueError(
+                f"the state has a {kind}, which this method does not keep with this optimizer; load it with the "
+                "optimizer that it was saved with"
+            )
     served = state["aggregator"].get("collective", {}).get("starts", {})
     for room, kinds in {"": {"pending": state["pending"]}, **state["aggregator"]}.items():
         for vectors in kinds.values():

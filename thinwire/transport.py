@@ -128,6 +128,21 @@ class _Counted:
         finally:
             self.traffic.seconds += time.perf_counter() - start
 
+    def _wait(self, works: Sequence[Any], meanwhile: Meanwhile) -> None:
+        """Return when all of them are done, or have failed; ``meanwhile`` is done first, and is no time on the wire."""
+        start = time.perf_counter()
+        if meanwhile is not None:
+            meanwhile()
+            self.traffic.seconds -= time.perf_counter() - start
+        first: BaseException | None = None
+        for work in works:  # all of them: what still travels would be written into memory that is used again
+            try:
+                work.wait()
+            except BaseException as error:
+                first = first or error
+        if first is not None:
+            raise first
+
     def _count_all_gather(self, nbytes: int) -> None:
         others = self.size - 1
         self.traffic.count(nbytes if others else 0, others * nbytes, others * nbytes)
@@ -151,14 +166,6 @@ def _all_gather_single(output: Tensor, tensor: Tensor, group: dist.ProcessGroup)
     # torch 2.13 renamed this collective and warns about the old name; older versions know only that one.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return gather(output, tensor, group=group, async_op=True)
-
-
-def _wait(works: Sequence[Any], meanwhile: Meanwhile) -> None:
-    """Return when all of them are done; ``meanwhile`` is done in any case."""
-    if meanwhile is not None:
-        meanwhile()
-    for work in works:
-        work.wait()
 
 
 class TorchNet(_Counted):
@@ -230,7 +237,7 @@ class TorchNet(_Counted):
         self._count_all_gather(frame.numel())
         frame = self.to_wire(frame)
         if self.size == 1:
-            _wait([], meanwhile)
+            self._timed(lambda: self._wait([], meanwhile))
             return [frame]
         nbytes = self.size * frame.numel()
         out = room if room is not None else torch.empty(nbytes, dtype=torch.uint8, device=self.device)
@@ -242,7 +249,7 @@ class TorchNet(_Counted):
                 first = meanwhile if distance == 1 else None
                 self._point_to_point((dist.isend, frame, to), (dist.irecv, frames[source], source), meanwhile=first)
         else:
-            self._call(lambda: _wait([_all_gather_single(out, frame, self.group)], meanwhile))
+            self._call(lambda: self._wait([_all_gather_single(out, frame, self.group)], meanwhile))
         return frames
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -294,7 +301,9 @@ class TorchNet(_Counted):
 
     def _point_to_point(self, *operations: tuple[Callable[..., Any], Tensor, int], meanwhile: Meanwhile = None) -> None:
         batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in operations]
-        self._call(lambda: _wait(dist.batch_isend_irecv(batch), meanwhile), peer=operations[0][2])
+        peers = {peer for _, _, peer in operations}
+        only = peers.pop() if len(peers) == 1 else None
+        self._call(lambda: self._wait(dist.batch_isend_irecv(batch), meanwhile), peer=only)
 
     def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, meanwhile: Meanwhile = None) -> Tensor:
         self.traffic.count(frame.numel(), frame.numel(), frame.numel())
@@ -461,7 +470,7 @@ class ThreadNet(_Counted):
         self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False, meanwhile: Meanwhile = None
     ) -> list[Tensor]:
         self._count_all_gather(frame.numel())
-        _wait([], meanwhile)
+        self._timed(lambda: self._wait([], meanwhile))
         return [other.clone() for other in self.world.share(self.rank, frame.clone())]
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -476,7 +485,7 @@ class ThreadNet(_Counted):
 
     def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, meanwhile: Meanwhile = None) -> Tensor:
         self.send(peer, frame)
-        _wait([], meanwhile)
+        self._timed(lambda: self._wait([], meanwhile))
         return self.receive(peer, frame.numel())
 
     def send(self, peer: int, frame: Tensor) -> None:

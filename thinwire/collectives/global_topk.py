@@ -102,6 +102,8 @@ class _Path:
         if room is not None and room[1] is not None:
             values = room[1][: said.values.numel()]
             said = Sparse(said.indices, values.copy_(said.values), said.numel, said.capacity)
+        else:  # the frame's memory is used again while the set is still needed
+            said = Sparse(said.indices, said.values.clone(), said.numel, said.capacity)
         self.set = said
         self.tail.copy_(tail)
         self._keep_only(said.indices)

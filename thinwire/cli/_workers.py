@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -228,12 +227,7 @@ class _Supervisor:
 
 
 def _interrupted(job: Job, halted: Halted) -> Interrupted:
-    return Interrupted(f"stopped at step {halted.step} of {halted.num_steps} of {halted.spec}; {how_to_go_on(job)}")
-
-
-def how_to_go_on(job: Job) -> str:
-    assert job.out is not None
-    return f"go on from the checkpoint with: thinwire train --resume {shlex.quote(os.path.relpath(job.out))}"
+    return Interrupted(f"stopped at step {halted.step} of {halted.num_steps} of {halted.spec}; {job.how_to_go_on}")
 
 
 def _worker(place: Place, store: str, job: Job, pipe: Connection) -> None:

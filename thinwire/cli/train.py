@@ -133,7 +133,7 @@ def _run(job: Job, num_workers: int, is_joined: bool, shows: bool, folder: RunFo
     except BaseException as error:
         if folder is not None:
             folder.discard()
-            told = _workers.how_to_go_on(job)
+            told = job.how_to_go_on
             ended = isinstance(error, (_complaints.Failure, _complaints.Interrupted))
             if ended and folder.can_resume() and told not in str(error):
                 raise type(error)(f"{str(error).rstrip('.')}; {told}") from error

@@ -25,6 +25,7 @@ import thinwire
 from thinwire.cli._complaints import Complaint, Failure, Interrupted, network_sentence
 from thinwire.cli._job import Job
 from thinwire.cli._session import BadJob, Place, train_all, train_in_threads
+from thinwire.errors import ExchangeError
 from thinwire.recipes.events import Event, Halted
 from thinwire.recipes.loop import Stopped
 
@@ -326,7 +327,8 @@ def _ending(exit_code: int | None) -> str:
 def _sentence(error: BaseException) -> str:
     """One sentence for an exception; those of the network say what a user can look at."""
     text = " ".join(str(error).split())
-    sentence = network_sentence(text)
+    # One that knows its step names rank, step and stage already, which is more than can be said here.
+    sentence = text if isinstance(error, ExchangeError) and error.step >= 0 else network_sentence(text)
     if sentence is None:
         named = f"{type(error).__name__}: {text}".removesuffix(": ")
         sentence = text if isinstance(error, ValueError) and text else named

@@ -58,7 +58,8 @@ def run(arguments: Sequence[str]) -> int:
     except _complaints.Complaint as complaint:
         return _complain(str(complaint), complaint.exit_code)
     except _complaints.CLICK_ERROR as error:
-        return _complain(_complaints.sentence_of(error), 2)
+        sentence = _complaints.sentence_of(error)
+        return _complain(sentence, 2) if sentence else 2
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort):

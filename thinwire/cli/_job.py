@@ -17,6 +17,7 @@ from thinwire import peers
 from thinwire.cli._complaints import Complaint, unknown
 from thinwire.emulation import Links
 from thinwire.recipes import RECIPES
+from thinwire.recipes.base import MissingData
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -63,9 +64,7 @@ class Job:
         except ValueError as error:
             raise Complaint(f"{error}.") from error
         if RECIPES[recipe].needs_data and data is None:
-            raise Complaint(
-                f"the recipe '{recipe}' trains on data that is not in the package; name its folder with --data."
-            )
+            raise Complaint(_missing_data(recipe))
         if data is not None and not data.is_dir():
             raise Complaint(f"--data '{data}' is not a folder.")
         if others.get("tensorboard"):
@@ -173,6 +172,15 @@ def _check_methods(config: dict[str, Any], folder: Path) -> None:
             peers.parse(str(method))
     except ValueError as error:
         raise Complaint(f"'{folder}' cannot be resumed: {error}.") from error
+
+
+def _missing_data(recipe: str) -> str:
+    """What the recipe itself says without a folder: which files it wants, and where they come from."""
+    try:
+        RECIPES[recipe](None)
+    except MissingData as error:
+        return f"the recipe '{recipe}' needs data: {str(error).rstrip('.')}."
+    raise AssertionError(f"{recipe} needs data, and does without")
 
 
 def resolved_device(name: str) -> str:

@@ -184,12 +184,28 @@ def _breakdown(runs: list[Run], spec: str) -> dict[str, float]:
 
 
 def _compare_with_dense(series: list[dict[str, Any]]) -> None:
-    """The difference to dense of the same setting; nothing where there is no such run, or several."""
+    """The difference to dense of the same setting; nothing where there is no such run, or several.
+
+    Where one of both is not at its end, at the last step that has a metric of both, which is then named.
+    """
     for one in series:
+        row = one["row"]
+        row["to_dense"] = row["to_dense_step"] = None
         dense = [other for other in series if other["spec"] == "dense" and other["setting"] == one["setting"]]
-        both = [item["row"].get("metric") for item in (one, *dense)]
-        known = len(dense) == 1 and dense[0] is not one and None not in both
-        one["row"]["to_dense"] = both[0] - both[1] if known else None
+        if len(dense) != 1 or dense[0] is one:
+            continue
+        if one["finished"] and dense[0]["finished"]:
+            both = [item["row"].get("metric") for item in (one, dense[0])]
+        else:
+            curves = [
+                dict(zip(c.get("step", []), c.get("metric", []), strict=True))
+                for c in (one["epochs"], dense[0]["epochs"])
+            ]
+            common = [step for step, metric in curves[0].items() if None not in (metric, curves[1].get(step))]
+            both = [curve[common[-1]] for curve in curves] if common else [None]
+            row["to_dense_step"] = common[-1] if common else None
+        if None not in both:
+            row["to_dense"] = both[0] - both[1]
 
 
 def _run_source(run: Run) -> dict[str, Any]:

@@ -82,10 +82,10 @@ def test_a_run_is_not_gone_on_with_on_another_network(
     said = capsys.readouterr().err
     if began_on:
         assert "began on 'thinwire cluster --hosts 4 --rate 100mbit', and this is 'thinwire cluster --hosts 4" in said
-        assert "go on with: thinwire cluster --hosts 4 --rate 100mbit -- thinwire train --resume run, or" in said
+        assert said.endswith(" go on with: thinwire cluster --hosts 4 --rate 100mbit -- thinwire train --resume run\n")
     else:
         assert "began on no emulated cluster, and this is 'thinwire cluster --hosts 4 --rate 100mbit'" in said
-        assert "go on with: thinwire train --resume run, or train anew" in said
+        assert said.endswith("train anew with another --out, or go on with: thinwire train --resume run\n")
     assert said.count("\n") == 1
 
 

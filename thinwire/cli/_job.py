@@ -150,7 +150,7 @@ def _same_network(config: dict[str, Any], folder: Path) -> Links | None:
         names = ["no emulated cluster" if one is None else f"'{shlex.join(one.command)}'" for one in (begun, here)]
         raise Complaint(
             f"the run in '{folder}' began on {names[0]}, and this is {names[1]}: its times would be those of two "
-            f"networks; go on {_typed(folder, begun)}, or train anew with another --out."
+            f"networks; train anew with another --out, or go on {_typed(folder, begun)}"
         )
     return begun
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,13 +10,21 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import report_inputs
+from rich.console import Console
 
 from thinwire import cli, emulation
+from thinwire.cli._display import QUIET_S, Live, Plain
+from thinwire.cli._job import Job
+from thinwire.cli._text import in_lines, wrapped
+from thinwire.cli.cluster import _columns
+from thinwire.recipes import RECIPES
+from thinwire.recipes.events import Progress, Started
 from thinwire.report.gather import gather
 from thinwire.report.inputs import read
 
@@ -139,3 +148,122 @@ def test_a_report_keeps_runs_of_two_networks_apart(tmp_path: Path) -> None:
     labels = [one["method"] for one in gather([read(run) for run in runs])["sections"][0]["series"]]
     assert labels == [f"{m} (8 epochs, 4 workers, cpu, links of {r})" for r in ("100mbit", "1gbit")
                       for m in ("dense", "terngrad")]  # fmt: skip
+
+
+def test_an_unfinished_method_is_compared_with_dense_at_the_same_step(tmp_path: Path) -> None:
+    run = report_inputs.write_run(tmp_path / "run", ["dgc", "dense"], finished=False)  # dense: half the epochs
+    inputs = read(run)
+    dgc, dense = gather([inputs])["sections"][0]["series"]
+    assert dense["row"]["steps"] == 80 and dgc["row"]["to_dense_step"] == 80
+    at_80 = [dict(zip(one["epochs"]["step"], one["epochs"]["metric"], strict=True))[80] for one in (dgc, dense)]
+    assert dgc["row"]["to_dense"] == at_80[0] - at_80[1] != dgc["row"]["metric"] - dense["row"]["metric"]
+    (run / "metrics.jsonl").write_text(
+        "".join(
+            line + "\n"
+            for line in (run / "metrics.jsonl").read_text().splitlines()
+            if '"spec": "dgc"' in line or json.loads(line)["kind"] == "steps"  # dense before its first epoch's end
+        )
+    )
+    dgc, dense = gather([read(run)])["sections"][0]["series"]
+    assert dgc["row"]["to_dense"] is None and dgc["row"]["to_dense_step"] is None
+
+
+# --- failures ---------------------------------------------------------------------------------------------
+
+
+@needs_hosts
+def test_a_killed_host_is_named_with_step_and_stage() -> None:
+    command = ["--method", "dgc", "--epochs", "500", "--timeout", "15"]
+    process = thinwire("cluster", "--hosts", "2", "--kill", "1@14", "--", *TRAIN, *command)
+    out, err = done(process, 137)
+    failure = next(line for line in out.splitlines() if "worker 0 failed" in line)
+    assert re.search(r"the exchange of step \d+ failed at stage '[\w -]+': no sign of life from rank 1", failure)
+    assert "hostname of the client socket" not in out and "by --kill" in err
+
+
+def test_no_arguments_show_the_help_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["bench"]):
+        assert cli.run(words) == 2
+        out, err = capfd.readouterr()
+        assert "Usage: thinwire" in out and not err
+
+
+def test_missing_data_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, recipe in RECIPES.items():
+        if recipe.needs_data:
+            assert cli.run(["train", "--recipe", name]) == 2
+            said = capsys.readouterr().err
+            assert said.startswith(f"thinwire: the recipe '{name}' needs data: ") and "--data DIR; get it: " in said
+
+
+# --- how it looks -----------------------------------------------------------------------------------------
+
+
+def test_lines_break_between_words_and_leave_a_command_whole() -> None:
+    sentence = "thinwire: unknown recipe 'cifar': did you mean 'cifar10-vgg16'? Known: cifar10-resnet20, an4-gru."
+    assert wrapped(sentence, None) == sentence
+    lines = wrapped(sentence, 40).splitlines()
+    assert max(map(len, lines)) <= 40 and " ".join(lines) == sentence
+    assert all(line.startswith("  ") for line in wrapped(sentence, 40, indent=2).splitlines()[1:])
+    assert in_lines("dgc:density=0.02,warmup=172,values=fp32", 28) == "dgc:density=0.02,warmup=172,\nvalues=fp32"
+    command = "thinwire cluster --hosts 4 --rate 100mbit -- thinwire train --resume runs/thin"
+    assert wrapped(f"stopped at step 7 of 90; go on with: {command}", 40).splitlines()[-1] == command
+
+
+def test_everything_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words, code in (
+        (["info"], 0),
+        (["advise", "--params", "1M", "--compute-ms", "50", "--hosts", "2", "--rate", "1gbit"], 0),
+        (["train", "--recipe", "cifar"], 2),
+        (["train", "--recipe", "cifar10-vgg16"], 2),
+    ):
+        assert cli.run(words) == code
+        out, err = capsys.readouterr()
+        assert max(map(len, f"{out}{err}".splitlines())) <= 80, out + err
+
+
+def test_switches_take_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], ["train", "--help"], ["bench", "--help"], ["bench", "kernels", "--help"]):
+        assert cli.run(words) == 0
+        assert "bool" not in capsys.readouterr().out.lower()
+
+
+@pytest.mark.parametrize("width", [80, 100, 110, 130, 160])
+@pytest.mark.parametrize("recipe", ["digits", "shakespeare"])
+def test_the_live_line_shows_method_and_numbers_in_full(width: int, recipe: str) -> None:
+    spec = "dgc:density=0.02,warmup=172,values=fp32"
+    job = Job.checked(recipe=recipe, specs=[spec, "blocksign"], epochs=12, seed=0)
+    out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    live = Live(job, out)
+    for name in (spec, "blocksign"):
+        event = {"epoch": 12, "epochs": 12, "step": 99, "num_steps": 100, "loss": 2.345, "metric": 98.76}
+        live.show(Progress(name, **event, samples_per_s=12_345.0, bytes_sent=123.4e6, ratio=43.1))
+    live.close()
+    assert isinstance(out.file, io.StringIO)
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", out.file.getvalue()).splitlines()]
+    shown = "\n".join(lines)
+    assert spec in shown and "…" not in shown and "98.76" in shown and "43.1x" in shown and "took" not in shown
+    assert any(re.match(r"(dgc|dgc:\S+fp32) ", line) for line in lines)
+    assert any(line.startswith("blocksign ") and "left" in line for line in lines)
+
+
+def test_hosts_leave_room_for_their_names_in_a_terminal() -> None:
+    assert _columns(Console(file=io.StringIO(), width=110, force_terminal=True), 4) == {"COLUMNS": "101"}
+    assert _columns(Console(file=io.StringIO(), width=110, force_terminal=True), 12) == {"COLUMNS": "100"}
+    assert _columns(Console(file=io.StringIO(), width=110), 4) == {}
+
+
+def test_a_plain_run_says_that_it_began_and_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = Plain(Job.checked(recipe="shakespeare", specs=["dgc"], epochs=3, seed=0))
+    plain.show(Started(["host0", "host1"], "cpu", "gloo", {}))
+    step = Progress("dgc", 1, 3, 7, 516, 2.5, None, 1000.0, 2e6, 43.0)
+    plain.show(step)
+    monkeypatch.setattr("time.monotonic", lambda now=time.monotonic: now() + QUIET_S)
+    plain.show(step)
+    assert capsys.readouterr().out.splitlines() == [
+        "shakespeare: the workers have met on 2 hosts (gloo), training begins",
+        "dgc  epoch 1/3  step 7/516  loss 2.5000  1,000 samples/s  sent 2.00 MB",
+    ]

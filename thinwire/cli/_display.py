@@ -17,7 +17,7 @@ from rich.text import Text
 
 from thinwire import peers
 from thinwire.cli._job import Job
-from thinwire.cli._text import room
+from thinwire.cli._text import in_lines, room
 from thinwire.recipes import RECIPES
 from thinwire.recipes.base import Metric
 from thinwire.recipes.events import Epoch, Event, Outcome, Resumed, Started
@@ -207,7 +207,7 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
         table.add_row(
-            escape(outcome.spec),
+            escape(in_lines(outcome.spec, out.width - 52) if out.width < SHORT else outcome.spec),
             value_of(metric, outcome.metric),
             difference(outcome, dense),
             times(outcome.ratio),

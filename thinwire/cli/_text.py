@@ -37,3 +37,9 @@ def wrapped(text: str, width: int | None, indent: int = 0) -> str:
         replace_whitespace=False,
         drop_whitespace=True,
     )
+
+
+def in_lines(spec: str, width: int) -> str:
+    """A method with its options in lines of this width, where it has commas to break at."""
+    lines = textwrap.wrap(spec.replace(",", ", "), max(1, width), break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line.replace(", ", ",") for line in lines)

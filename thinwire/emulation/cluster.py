@@ -156,6 +156,8 @@ class Cluster:
     ) -> Result:
         """Start the command on every host, wait for all of them, and tell how each ended.
 
+        It finds `environment` in its own, and the network that it runs on (`Links.here`).
+
         `on_line(rank, line)` gets every line of output (from threads, one at a time). A host that fails ends the
         others after the grace time; one that a `Kill` ended does not, so that the others can show what they do then.
         After `timeout_s` all are ended, with exit code 124.

@@ -205,7 +205,7 @@ def test_lines_break_between_words_and_leave_a_command_whole() -> None:
     lines = wrapped(sentence, 40).splitlines()
     assert max(map(len, lines)) <= 40 and " ".join(lines) == sentence
     assert all(line.startswith("  ") for line in wrapped(sentence, 40, indent=2).splitlines()[1:])
-    assert in_lines("dgc:density=0.02,warmup=172,values=fp32", 28) == "dgc:density=0.02,warmup=172,\nvalues=fp32"
+    assert in_lines("dgc:density=0.02,warmup=172,values=fp32", 30) == "dgc:density=0.02,warmup=172,\nvalues=fp32"
     command = "thinwire cluster --hosts 4 --rate 100mbit -- thinwire train --resume runs/thin"
     assert wrapped(f"stopped at step 7 of 90; go on with: {command}", 40).splitlines()[-1] == command
 

@@ -265,5 +265,5 @@ def test_a_plain_run_says_that_it_began_and_that_it_goes_on(
     plain.show(step)
     assert capsys.readouterr().out.splitlines() == [
         "shakespeare: the workers have met on 2 hosts (gloo), training begins",
-        "dgc  epoch 1/3  step 7/516  loss 2.5000  1,000 samples/s  sent 2.00 MB",
+        "dgc  step 7/516  loss 2.5000  1,000 samples/s  sent 2.00 MB",
     ]

@@ -68,8 +68,8 @@ class Plain:
             self._say(f"{self.job.recipe}: the workers have met on {where} ({event.backend}), training begins")
         elif isinstance(event, ProgressEvent) and time.monotonic() - self.said_s >= QUIET_S:
             self._say(
-                f"{event.spec}  epoch {event.epoch}/{event.epochs}  step {event.step}/{event.num_steps}  "
-                f"loss {event.loss:.4f}  {event.samples_per_s:,.0f} samples/s  sent {megabytes(event.bytes_sent)}"
+                f"{event.spec}  step {event.step}/{event.num_steps}  loss {event.loss:.4f}  "
+                f"{event.samples_per_s:,.0f} samples/s  sent {megabytes(event.bytes_sent)}"
             )
         elif isinstance(event, Epoch):
             self._say(

@@ -63,7 +63,7 @@ class Plain:
         self.said_s = time.monotonic()
 
     def show(self, event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, Started) and not self.job.resume:  # else Resumed comes next, and says more
             where = f"{len(event.hosts)} hosts" if len(event.hosts) > 1 else event.hosts[0]
             self._say(f"{self.job.recipe}: the workers have met on {where} ({event.backend}), training begins")
         elif isinstance(event, ProgressEvent) and time.monotonic() - self.said_s >= QUIET_S:

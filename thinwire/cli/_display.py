@@ -17,7 +17,7 @@ from rich.text import Text
 
 from thinwire import peers
 from thinwire.cli._job import Job
-from thinwire.cli._text import in_lines, room
+from thinwire.cli._text import in_lines, room, wrapped
 from thinwire.recipes import RECIPES
 from thinwire.recipes.base import Metric
 from thinwire.recipes.events import Epoch, Event, Outcome, Resumed, Started
@@ -86,7 +86,7 @@ class Plain:
 
     def _say(self, line: str) -> None:
         self.said_s = time.monotonic()
-        print(line, flush=True)
+        print(wrapped(line, room(), indent=2), flush=True)
 
     def close(self) -> None:
         pass

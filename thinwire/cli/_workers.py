@@ -332,4 +332,4 @@ def _sentence(error: BaseException) -> str:
     if sentence is None:
         named = f"{type(error).__name__}: {text}".removesuffix(": ")
         sentence = text if isinstance(error, ValueError) and text else named
-    return sentence if sentence.endswith(".") else f"{sentence}."
+    return sentence if sentence.endswith((".", "?")) else f"{sentence}."

@@ -270,7 +270,7 @@ def long_run() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        assert "epoch 1/5000" in process.stdout.readline()
+        assert any("epoch 1/5000" in line for line in process.stdout)
         workers = workers_of(process.pid)
         assert len(workers) == 2
         yield process, workers

@@ -14,20 +14,23 @@ import typer
 import thinwire
 from thinwire import kernels
 from thinwire.cli import _complaints, advise, bench, cluster, info, report, train
+from thinwire.cli._help import Command, Group
+from thinwire.cli._text import room, wrapped
 
 app = typer.Typer(
     name="thinwire",
+    cls=Group,
     help="Data-parallel PyTorch training over thin wires.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("train")(train.train)
-app.command("cluster", context_settings={"allow_interspersed_args": False})(cluster.cluster)
-app.command("report")(report.report)
-app.command("advise")(advise.advise)
-app.command("info")(info.info)
+app.command("train", cls=Command)(train.train)
+app.command("cluster", cls=Command, context_settings={"allow_interspersed_args": False})(cluster.cluster)
+app.command("report", cls=Command)(report.report)
+app.command("advise", cls=Command)(advise.advise)
+app.command("info", cls=Command)(info.info)
 app.add_typer(bench.app, name="bench")
 
 
@@ -58,7 +61,8 @@ def run(arguments: Sequence[str]) -> int:
     except _complaints.Complaint as complaint:
         return _complain(str(complaint), complaint.exit_code)
     except _complaints.CLICK_ERROR as error:
-        return _complain(_complaints.sentence_of(error), 2)
+        sentence = _complaints.sentence_of(error)
+        return _complain(sentence, 2) if sentence else 2
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -71,7 +75,7 @@ def _complain(sentence: str, exit_code: int) -> int:
     if os.environ.get("RANK", "0") != "0" and exit_code != _complaints.Failure.exit_code:
         time.sleep(1)
         return exit_code
-    print(f"thinwire: {sentence}", file=sys.stderr, flush=True)
+    print(wrapped(f"thinwire: {sentence}", room(sys.stderr)), file=sys.stderr, flush=True)
     if os.environ.get("THINWIRE_DEBUG"):
         traceback.print_exc()
     return exit_code

@@ -65,13 +65,15 @@ def network_sentence(text: str) -> str | None:
 
 
 def sentence_of(error: Any) -> str:
-    """One sentence for an error that the command-line parser found."""
+    """One sentence for an error that the command-line parser found; none where it has shown the help instead."""
     context = getattr(error, "ctx", None)
     option = getattr(error, "option_name", None)
     if option is not None and context is not None:
         names = [name for param in context.command.params for name in param.opts if name.startswith("--")]
         return unknown("option", option, [*names, "--help"], f" of '{context.command_path}'")
     message: str = " ".join(error.format_message().split())
+    if not message:
+        return ""
     commands = getattr(getattr(context, "command", None), "commands", None)
     if commands and message.startswith("No such command"):
         return unknown("command", message.split("'")[1], commands)

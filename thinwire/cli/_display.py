@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,12 +17,17 @@ from rich.text import Text
 
 from thinwire import peers
 from thinwire.cli._job import Job
+from thinwire.cli._text import in_lines, room, wrapped
 from thinwire.recipes import RECIPES
 from thinwire.recipes.base import Metric
-from thinwire.recipes.events import Epoch, Event, Outcome, Resumed
+from thinwire.recipes.events import Epoch, Event, Outcome, Resumed, Started
 from thinwire.recipes.events import Progress as ProgressEvent
 
-WIDE = 110  # columns from which on numbers have their names beside them
+# Columns of a live line apart from the method: bar, time, gaps and numbers at their longest, without and with their
+# names. The metric's own name comes on top of the latter.
+NARROW, WIDE = 70, 96
+QUIET_S = 10.0  # so long nothing was printed: a line that says that the run goes on
+SHORT = 90  # columns below which a table's headings have several lines
 PLAIN_WIDTH = 120  # for files and pipes, where no terminal says how wide it is
 
 
@@ -38,8 +44,8 @@ class Display(Protocol):
 
 
 def console() -> Console:
-    """Standard output, as wide as the terminal or PLAIN_WIDTH."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=PLAIN_WIDTH)
+    """Standard output, as wide as the terminal, what COLUMNS says, or PLAIN_WIDTH."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=room() or PLAIN_WIDTH)
 
 
 def display_for(job: Job) -> Display:
@@ -49,26 +55,38 @@ def display_for(job: Job) -> Display:
 
 
 class Plain:
-    """One line per epoch."""
+    """One line when the workers have met, one per epoch, and one now and then where epochs are long."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.metric = RECIPES[job.recipe].metric
+        self.said_s = time.monotonic()
 
     def show(self, event: Event) -> None:
-        if isinstance(event, Epoch):
-            print(
+        if isinstance(event, Started) and not self.job.resume:  # else Resumed comes next, and says more
+            where = f"{len(event.hosts)} hosts" if len(event.hosts) > 1 else event.hosts[0]
+            self._say(f"{self.job.recipe}: the workers have met on {where} ({event.backend}), training begins")
+        elif isinstance(event, ProgressEvent) and time.monotonic() - self.said_s >= QUIET_S:
+            self._say(
+                f"{event.spec}  step {event.step}/{event.num_steps}  loss {event.loss:.4f}  "
+                f"{event.samples_per_s:,.0f} samples/s  sent {megabytes(event.bytes_sent)}"
+            )
+        elif isinstance(event, Epoch):
+            self._say(
                 f"{event.spec}  epoch {event.epoch}/{self.job.epochs}  loss {event.loss:.4f}  "
                 f"{self.metric.name} {value_of(self.metric, event.metric)}  "
                 f"{event.samples_per_s:,.0f} samples/s  "
-                f"sent {megabytes(event.bytes_sent)}  ratio {times(event.ratio)}",
-                flush=True,
+                f"sent {megabytes(event.bytes_sent)}  ratio {times(event.ratio)}"
             )
         elif isinstance(event, Resumed):
-            print(f"{event.spec}  goes on after step {event.step}", flush=True)
+            self._say(f"{event.spec}  goes on after step {event.step}")
 
     def saving(self) -> None:
-        print("saving a checkpoint; Ctrl-C again to end without", flush=True)
+        self._say("saving a checkpoint; Ctrl-C again to end without")
+
+    def _say(self, line: str) -> None:
+        self.said_s = time.monotonic()
+        print(wrapped(line, room(), indent=2), flush=True)
 
     def close(self) -> None:
         pass
@@ -82,7 +100,7 @@ class _TimeLeft(ProgressColumn):
     def render(self, task: Task) -> Text:
         seconds = task.finished_time if task.finished else task.time_remaining
         text = "-:--" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-        return Text(f"{text} {'took' if task.finished else 'left'}", style="cyan")
+        return Text(f"took {text}" if task.finished else f"{text} left", style="cyan")
 
 
 @dataclass(frozen=True)
@@ -120,6 +138,7 @@ class Live:
         self.metric = RECIPES[job.recipe].metric
         self.spec: str | None = None
         self.task = self.progress.add_task("starting workers", total=None, numbers="")
+        self.wide = False
         self.last: ProgressEvent | None = None
         self.progress.start()
 
@@ -128,16 +147,28 @@ class Live:
             if event.spec != self.spec:
                 self._keep_line()
                 self.spec = event.spec
-                self.task = self.progress.add_task(escape(event.spec), total=event.num_steps, numbers="")
+                self.task = self.progress.add_task(escape(self._title()), total=event.num_steps, numbers="")
             self.last = event
             self.progress.update(self.task, completed=event.step, numbers=self._numbers(event, event.metric))
         elif isinstance(event, Epoch) and self.last is not None:
             self.progress.update(self.task, numbers=self._numbers(self.last, event.metric))
 
+    def _title(self) -> str:
+        """The method with its options where they fit into the line; else its name, the whole in a line above."""
+        assert self.spec is not None
+        out = self.progress.console
+        if NARROW + len(self.spec) <= out.width:
+            title = self.spec
+        else:
+            title = self.spec.partition(":")[0]
+            out.print(escape(self.spec), style="dim")
+        self.wide = WIDE + len(self.metric.name) + len(title) <= out.width
+        return title
+
     def _numbers(self, event: ProgressEvent, metric: float | None) -> str:
         """Epoch, loss, the metric of the last epoch, samples a second, bytes and ratio: what fits the width."""
         value = "-" if metric is None else value_of(self.metric, metric)
-        wide = self.progress.console.width >= WIDE
+        wide = self.wide
         words = [
             f"{event.epoch:>{len(str(event.epochs))}}/{event.epochs}",
             f"loss {event.loss:.3f}",
@@ -169,11 +200,14 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
     dense = next((outcome for outcome in outcomes if outcome.spec in ("dense", "dense:dtype=fp32")), None)
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, show_edge=False)
     table.add_column("method", overflow="fold")
+    out = console()
     for heading in (metric.name, "to dense", "ratio", "sent/worker", "link ratio", "seconds"):
+        if out.width < SHORT:  # words below each other leave room for the method
+            heading = heading.replace(" ", "\n").replace("/", "/\n")
         table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
         table.add_row(
-            escape(outcome.spec),
+            escape(in_lines(outcome.spec, out.width - 52) if out.width < SHORT else outcome.spec),
             value_of(metric, outcome.metric),
             difference(outcome, dense),
             times(outcome.ratio),
@@ -181,7 +215,6 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
             times(outcome.link_ratio),
             f"{outcome.seconds:.1f}",
         )
-    out = console()
     workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
     out.print(f"\n[bold]{job.recipe}[/bold]: test {metric.name}, {job.epochs} epochs, {workers}, seed {job.seed}")
     out.print(table)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import torch
 
 from thinwire import peers
 from thinwire.cli._complaints import Complaint, unknown
+from thinwire.emulation import Links
 from thinwire.recipes import RECIPES
+from thinwire.recipes.base import MissingData
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -33,6 +37,7 @@ class Job:
     checkpoint_every: int = 1
     tensorboard: bool = False
     in_process: bool = False  # workers are threads
+    cluster: Links | None = None  # the emulated network that it runs on
     timeout_s: float = 300.0
     out: str | None = None
     resume: bool = False
@@ -59,9 +64,7 @@ class Job:
         except ValueError as error:
             raise Complaint(f"{error}.") from error
         if RECIPES[recipe].needs_data and data is None:
-            raise Complaint(
-                f"the recipe '{recipe}' trains on data that is not in the package; name its folder with --data."
-            )
+            raise Complaint(_missing_data(recipe))
         if data is not None and not data.is_dir():
             raise Complaint(f"--data '{data}' is not a folder.")
         if others.get("tensorboard"):
@@ -78,6 +81,7 @@ class Job:
             data=str(data.resolve()) if data is not None else None,
             settings=_settings(settings),
             out=str(out.absolute()) if out is not None else None,
+            cluster=Links.here(),
             **others,
         )
 
@@ -100,17 +104,55 @@ class Job:
             raise Complaint(f"the run in '{folder}' is finished; there is nothing to resume.")
         if isinstance(config, dict) and config.get("in_process"):
             raise Complaint(f"'{folder}' cannot be resumed: a run with --in-process keeps no checkpoints.")
-        own = {field.name for field in dataclasses.fields(cls)} - {"out", "resume", "timeout_s"}
+        own = {field.name for field in dataclasses.fields(cls)} - {"out", "resume", "timeout_s", "cluster"}
         if not isinstance(config, dict) or not own | {"workers"} <= {*config, "methods"}:
             raise Complaint(f"'{folder}' cannot be resumed: '{path}' does not describe a run of this version.")
         _check_methods(config, folder)
+        cluster = _same_network(config, folder)
         kept: dict[str, Any] = {name: tuple(v) if isinstance(v := config[name], list) else v for name in own}
         if kept["recipe"] not in RECIPES:
             raise Complaint(unknown("recipe", kept["recipe"], RECIPES, f" in '{path}'"))
         if kept["tensorboard"]:
             check_tensorboard()
         resolved_device(kept["device"])
-        return cls(**kept, out=str(folder.absolute()), resume=True, timeout_s=timeout_s), int(config["workers"])
+        job = cls(**kept, out=str(folder.absolute()), resume=True, timeout_s=timeout_s, cluster=cluster)
+        return job, int(config["workers"])
+
+    @property
+    def how_to_go_on(self) -> str:
+        """What to type to resume it: on the network that it began on."""
+        assert self.out is not None
+        return f"go on from the checkpoint {_typed(Path(self.out), self.cluster)}"
+
+
+def _typed(folder: Path, cluster: Links | None) -> str:
+    words = ["thinwire", "train", "--resume", os.path.relpath(folder)]
+    if cluster is None:
+        return f"with: {shlex.join(words)}"
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun on every host, in a way that only the user knows
+        return f"inside {shlex.join(cluster.command)}, started as it was, with: {shlex.join(words)}"
+    return f"with: {shlex.join([*cluster.command, '--', *words])}"
+
+
+def _same_network(config: dict[str, Any], folder: Path) -> Links | None:
+    """The network here, which is the one that the run began on, or a Complaint: its curve would be of two networks.
+
+    Folders of versions that did not record it go on anywhere, as they did then.
+    """
+    here = Links.here()
+    if "cluster" not in config:
+        return here
+    try:
+        begun = None if config["cluster"] is None else Links.read(config["cluster"])
+    except ValueError as error:
+        raise Complaint(f"'{folder}' cannot be resumed: {error}.") from error
+    if begun != here:
+        names = ["no emulated cluster" if one is None else f"'{shlex.join(one.command)}'" for one in (begun, here)]
+        raise Complaint(
+            f"the run in '{folder}' began on {names[0]}, and this is {names[1]}: its times would be those of two "
+            f"networks; train anew with another --out, or go on {_typed(folder, begun)}"
+        )
+    return begun
 
 
 def _check_methods(config: dict[str, Any], folder: Path) -> None:
@@ -130,6 +172,15 @@ def _check_methods(config: dict[str, Any], folder: Path) -> None:
             peers.parse(str(method))
     except ValueError as error:
         raise Complaint(f"'{folder}' cannot be resumed: {error}.") from error
+
+
+def _missing_data(recipe: str) -> str:
+    """What the recipe itself says without a folder: which files it wants, and where they come from."""
+    try:
+        RECIPES[recipe](None)
+    except MissingData as error:
+        return f"the recipe '{recipe}' needs data: {str(error).rstrip('.')}."
+    raise AssertionError(f"{recipe} needs data, and does without")
 
 
 def resolved_device(name: str) -> str:

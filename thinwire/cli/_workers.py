@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -26,6 +25,7 @@ import thinwire
 from thinwire.cli._complaints import Complaint, Failure, Interrupted, network_sentence
 from thinwire.cli._job import Job
 from thinwire.cli._session import BadJob, Place, train_all, train_in_threads
+from thinwire.errors import ExchangeError
 from thinwire.recipes.events import Event, Halted
 from thinwire.recipes.loop import Stopped
 
@@ -228,12 +228,7 @@ class _Supervisor:
 
 
 def _interrupted(job: Job, halted: Halted) -> Interrupted:
-    return Interrupted(f"stopped at step {halted.step} of {halted.num_steps} of {halted.spec}; {how_to_go_on(job)}")
-
-
-def how_to_go_on(job: Job) -> str:
-    assert job.out is not None
-    return f"go on from the checkpoint with: thinwire train --resume {shlex.quote(os.path.relpath(job.out))}"
+    return Interrupted(f"stopped at step {halted.step} of {halted.num_steps} of {halted.spec}; {job.how_to_go_on}")
 
 
 def _worker(place: Place, store: str, job: Job, pipe: Connection) -> None:
@@ -332,8 +327,9 @@ def _ending(exit_code: int | None) -> str:
 def _sentence(error: BaseException) -> str:
     """One sentence for an exception; those of the network say what a user can look at."""
     text = " ".join(str(error).split())
-    sentence = network_sentence(text)
+    # One that knows its step names rank, step and stage already, which is more than can be said here.
+    sentence = text if isinstance(error, ExchangeError) and error.step >= 0 else network_sentence(text)
     if sentence is None:
         named = f"{type(error).__name__}: {text}".removesuffix(": ")
         sentence = text if isinstance(error, ValueError) and text else named
-    return sentence if sentence.endswith(".") else f"{sentence}."
+    return sentence if sentence.endswith((".", "?")) else f"{sentence}."

@@ -21,6 +21,7 @@ from thinwire.bench.rows import commit, hardware, today
 from thinwire.cli import _complaints
 from thinwire.cli._job import split_specs
 from thinwire.cli._json import checked_json, write_json
+from thinwire.cli._text import room, wrapped
 from thinwire.cli._workers import joined_world
 from thinwire.cost import Workload
 from thinwire.dry import DryNet
@@ -71,7 +72,7 @@ def advise(
     else:
         advice = _offline(params, compute_ms, hosts, rate, latency_ms, model, recipe, specs)
     if os.environ.get("RANK", "0") == "0":
-        typer.echo(str(advice))
+        typer.echo("\n".join(wrapped(line, room()) for line in advice.text(room()).splitlines()))
         write_json(
             json_file,
             {**advice.as_dict(), "hardware": hardware(torch.device("cpu")), "commit": commit(), "date": today()},

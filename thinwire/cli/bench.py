@@ -13,15 +13,16 @@ from thinwire.bench.kernels import SIZES, Bench
 from thinwire.bench.wire import wire_rows
 from thinwire.cli import _complaints, bench_cluster
 from thinwire.cli._display import console
+from thinwire.cli._help import Command, Group
 from thinwire.cli._json import checked_json, write_json
 
-app = typer.Typer(no_args_is_help=True, help="Measure kernels, codings and step times on this machine.")
-app.command("cluster")(bench_cluster.cluster)
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Measure kernels, codings and step times on this machine.")
+app.command("cluster", cls=Command)(bench_cluster.cluster)
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file, as a JSON list.")]
 
 
-@app.command("kernels")
+@app.command("kernels", cls=Command)
 def kernels(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     sizes: Annotated[str, typer.Option(help=f"Comma separated: {', '.join(SIZES)}, or numbers.")] = ",".join(SIZES),
@@ -52,7 +53,7 @@ def kernels(
     write_json(json_file, rows)
 
 
-@app.command("wire")
+@app.command("wire", cls=Command)
 def wire(
     numel: Annotated[int, typer.Option(min=1, help="Elements of the gradient.")] = SIZES["resnet50"],
     densities: Annotated[str, typer.Option(help="Comma separated shares of elements that are sent.")] = "0.001,0.01",

@@ -86,7 +86,7 @@ def cluster(
     with _ending_on_signals(), _json_file(json_file) as write, _one_sentence():
         try:
             with there:
-                result = there.run(command, faults=faults, on_line=_printer(out, hosts))
+                result = there.run(command, env=_columns(out, hosts), faults=faults, on_line=_printer(out, hosts))
         except emulation.Interrupted as stop:
             _report(out, settings, stop.result, write)
             raise Interrupted(f"stopped by Ctrl-C; all {hosts} hosts have ended.") from None
@@ -113,12 +113,20 @@ def _parsed(option: str, parse: Callable[[str], T], texts: Sequence[str] | None)
             raise Complaint(f"{option}: {error}.") from error
 
 
+def _prefix(rank: int, num_hosts: int) -> str:
+    return f"[host {rank:>{len(str(num_hosts - 1))}}] "
+
+
+def _columns(out: Console, num_hosts: int) -> dict[str, str]:
+    """What a terminal leaves for a host's lines behind its name; the hosts themselves see a pipe."""
+    return {"COLUMNS": str(max(20, out.width - len(_prefix(0, num_hosts))))} if out.is_terminal else {}
+
+
 def _printer(out: Console, num_hosts: int) -> Callable[[int, str], None]:
     """Print a host's line behind its name, in the host's colour where there are colours."""
-    width = len(str(num_hosts - 1))
 
     def show(rank: int, line: str) -> None:
-        prefix = f"[host {rank:>{width}}] "
+        prefix = _prefix(rank, num_hosts)
         if out.is_terminal:
             text = Text.assemble((prefix, f"bold {COLOURS[rank % len(COLOURS)]}"), Text.from_ansi(line))
             out.print(text, soft_wrap=True)

@@ -13,6 +13,7 @@ import thinwire
 from thinwire import emulation, kernels
 from thinwire.bench.rows import commit
 from thinwire.cli._environment import cpu_name, num_cores, os_name
+from thinwire.cli._text import room, wrapped
 
 EXTRAS = {  # package: the extra that brings it, and what it is for
     "sacrebleu": ("recipes", "BLEU in the translation recipes"),
@@ -23,7 +24,7 @@ EXTRAS = {  # package: the extra that brings it, and what it is for
 def info() -> None:
     """Versions, kernels in use and why, GPUs, Gloo and NCCL, and whether clusters can be emulated here."""
     for name, value in rows():
-        typer.echo(f"{name:<12}{value}")
+        typer.echo(wrapped(f"{name:<12}{value}", room(), indent=12))
 
 
 def rows() -> list[tuple[str, str]]:
@@ -61,7 +62,7 @@ def _clusters() -> str:
     if why is not None:
         return f"cannot be emulated here: {why}"
     latency = emulation.why_no_latency()
-    return "can be emulated here (thinwire cluster)" + (f", without latency: {latency}" if latency else "")
+    return "can be emulated here (thinwire cluster)" + (f"; but {latency}" if latency else "")
 
 
 def _extra(package: str, extra: str, use: str) -> str:

@@ -16,8 +16,9 @@ from thinwire.cli._environment import num_cores
 from thinwire.cli._folder import RunFolder
 from thinwire.cli._job import Job, split_specs
 from thinwire.cli._tensorboard import EventFiles
+from thinwire.cli._text import room, wrapped
 from thinwire.recipes import RECIPES
-from thinwire.recipes.events import Event, Outcome
+from thinwire.recipes.events import Event, Outcome, Started
 
 KEPT_WITH_RESUME = ("resume", "timeout", "workers")
 
@@ -104,8 +105,6 @@ def train(
         raise _complaints.Complaint(f"--workers {workers} does not fit the {joined} processes that were started.")
     shows = joined is None or os.environ["RANK"] == "0"  # this process owns the terminal and the run folder
     folder = RunFolder(job, num_workers) if job.out and shows else None
-    if shows and not job.in_process:
-        _warn_about_cores(job, _workers.local_workers(num_workers) if joined else num_workers)
     _run(job, num_workers, joined is not None, shows, folder)
 
 
@@ -122,6 +121,8 @@ def _run(job: Job, num_workers: int, is_joined: bool, shows: bool, folder: RunFo
             display.show(event)
         if isinstance(event, Outcome):
             outcomes.append(event)
+        elif isinstance(event, Started) and shows and not job.in_process:
+            _warn_about_cores(job, _workers.local_workers(num_workers) if is_joined else num_workers)
 
     try:
         if job.in_process:
@@ -133,7 +134,7 @@ def _run(job: Job, num_workers: int, is_joined: bool, shows: bool, folder: RunFo
     except BaseException as error:
         if folder is not None:
             folder.discard()
-            told = _workers.how_to_go_on(job)
+            told = job.how_to_go_on
             ended = isinstance(error, (_complaints.Failure, _complaints.Interrupted))
             if ended and folder.can_resume() and told not in str(error):
                 raise type(error)(f"{str(error).rstrip('.')}; {told}") from error
@@ -162,9 +163,8 @@ def _check_alone(context: typer.Context) -> None:
 def _warn_about_cores(job: Job, num_local: int) -> None:
     cores = num_cores()
     if job.device == "cpu" and num_local > cores:
-        print(
+        sentence = (
             f"thinwire: {num_local} workers share {cores} core{'s' if cores > 1 else ''} and take turns: "
-            f"their seconds are not those of {num_local} machines.",
-            file=sys.stderr,
-            flush=True,
+            f"their seconds are not those of {num_local} machines."
         )
+        print(wrapped(sentence, room(sys.stderr)), file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ names and end with the processes in them.
 
 from thinwire.emulation.cluster import Cluster, HostResult, Interrupted, Result
 from thinwire.emulation.network import Counters, EmulationError, why_no_latency, why_not
-from thinwire.emulation.settings import Cut, Fault, Kill, Slow, parse_rate, rate_text
+from thinwire.emulation.settings import Cut, Fault, Kill, Links, Slow, parse_rate, rate_text
 
 __all__ = [
     "Cluster",
@@ -21,6 +21,7 @@ __all__ = [
     "HostResult",
     "Interrupted",
     "Kill",
+    "Links",
     "Result",
     "Slow",
     "parse_rate",

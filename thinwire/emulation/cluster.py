@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import json
 import os
 import queue
 import shutil
@@ -17,7 +18,7 @@ from types import TracebackType
 
 from thinwire.emulation import keeper
 from thinwire.emulation.network import INTERFACE, MAX_HOSTS, Counters, Network
-from thinwire.emulation.settings import Cut, Fault, Kill, Slow, check_rank, parse_rate
+from thinwire.emulation.settings import Cut, Fault, Kill, Links, Slow, check_rank, parse_rate, rate_text
 
 MASTER_PORT = 29500  # always free: every cluster has a network of its own
 TAIL_LINES = 1000
@@ -155,6 +156,8 @@ class Cluster:
     ) -> Result:
         """Start the command on every host, wait for all of them, and tell how each ended.
 
+        It finds `environment` in its own, and the network that it runs on (`Links.here`).
+
         `on_line(rank, line)` gets every line of output (from threads, one at a time). A host that fails ends the
         others after the grace time; one that a `Kill` ended does not, so that the others can show what they do then.
         After `timeout_s` all are ended, with exit code 124.
@@ -164,7 +167,8 @@ class Cluster:
             check_rank(fault, self.num_hosts)
         check_command(command)
         self._shape(faults)
-        run = _Run(self, command, env or {}, on_line)
+        links = json.dumps(self.links(faults).as_dict())
+        run = _Run(self, command, {Links.VARIABLE: links, **(env or {})}, on_line)
         try:
             run.start()
             run.wait(faults, timeout_s)
@@ -179,6 +183,12 @@ class Cluster:
                 run.finish()
             raise
         return run.finish()
+
+    def links(self, faults: Iterable[Fault] = ()) -> Links:
+        """The network as it is with these faults."""
+        slow = {fault.rank: rate_text(fault.rate) for fault in faults if isinstance(fault, Slow)}
+        others = tuple(f"{rank}:{slow[rank]}" for rank in sorted(slow))
+        return Links(self.num_hosts, rate_text(self.uplink), rate_text(self.downlink), self.latency_ms, others)
 
     def kill(self, rank: int) -> None:
         """kill -9 of everything that runs on a host."""

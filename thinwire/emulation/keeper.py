@@ -122,6 +122,9 @@ def _make_host(rank: int, addresses: list[str]) -> None:
     _call("mount", b"none", b"/", None, _MS_REC | _MS_SLAVE, None)  # what is mounted below stays here
     socket.sethostname(f"host{rank}")
     names = "".join(f"{address} host{r}\n" for r, address in enumerate(addresses))
+    # torch's store listens on IPv6 and sees an IPv4 address as ::ffff:10.77.0.1, for which it wants a name, too, and
+    # warns where there is none. Another name than host0, so that host0 itself stays an IPv4 address.
+    names += "".join(f"::ffff:{address} host{r}.cluster\n" for r, address in enumerate(addresses))
     with tempfile.NamedTemporaryFile("w", prefix="thinwire-hosts-") as hosts:
         hosts.write(f"127.0.0.1 localhost\n::1 localhost\n{names}")
         hosts.flush()

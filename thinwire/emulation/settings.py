@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -88,3 +93,52 @@ def check_rank(fault: Fault, num_hosts: int) -> None:
     if not 0 <= fault.rank < num_hosts:
         known = "the only rank is 0" if num_hosts == 1 else f"ranks go from 0 to {num_hosts - 1}"
         raise ValueError(f"a fault names host {fault.rank}, but {known}")
+
+
+@dataclass(frozen=True)
+class Links:
+    """The network of a cluster: what its commands find in the environment, and runs keep to be gone on with on it.
+
+    Kills and cuts are not in it: they happen once, and are no part of the network.
+    """
+
+    hosts: int
+    uplink: str  # "100mbit"
+    downlink: str
+    latency_ms: float = 0.0
+    slow: tuple[str, ...] = ()  # "1:10mbit": hosts with another rate
+
+    VARIABLE: ClassVar[str] = "THINWIRE_LINKS"
+
+    @classmethod
+    def here(cls) -> Links | None:
+        """The network that this process runs on; None outside emulated clusters."""
+        text = os.environ.get(cls.VARIABLE)
+        return cls.read(json.loads(text)) if text else None
+
+    @classmethod
+    def read(cls, value: Any) -> Links:
+        """From what `as_dict` gave, or a ValueError."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(value, Mapping) or set(value) != names or not isinstance(value["slow"], (list, tuple)):
+            raise ValueError(f"a cluster is described by {', '.join(sorted(names))}")
+        return cls(**{**value, "slow": tuple(value["slow"])})
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @property
+    def command(self) -> list[str]:
+        """The words that make this network: thinwire cluster --hosts 4 --rate 100mbit."""
+        same = self.uplink == self.downlink
+        rates = ["--rate", self.uplink] if same else ["--uplink", self.uplink, "--downlink", self.downlink]
+        latency = ["--latency", f"{self.latency_ms:g}"] if self.latency_ms else []
+        slow = [word for one in self.slow for word in ("--slow", one)]
+        return ["thinwire", "cluster", "--hosts", str(self.hosts), *rates, *latency, *slow]
+
+    @property
+    def rates(self) -> str:
+        """ "100mbit", or "1gbit up, 100mbit down, 5 ms, host 1 10mbit"."""
+        words = [self.uplink if self.uplink == self.downlink else f"{self.uplink} up, {self.downlink} down"]
+        words += [f"{self.latency_ms:g} ms"] if self.latency_ms else []
+        return ", ".join([*words, *("host " + one.replace(":", " ") for one in self.slow)])

@@ -18,12 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire import peers
+from thinwire.lookout import Lookout
 from thinwire.recipes.base import Batch, Recipe, samples_in
 from thinwire.recipes.checkpoints import Checkpoints
 from thinwire.recipes.events import Breakdown, Epoch, Halted, Outcome, Progress, Report, Steps
 from thinwire.recipes.histograms import GradientTap, histograms
 from thinwire.recipes.tally import Clock, Tally, tally
-from thinwire.transport import GroupNet
+from thinwire.transport import GroupNet, TorchNet
 
 CHECK_EVERY_S = 0.25
 NUM_LINES = 100  # "steps" lines of a run, or fewer: they are at least LEAST_LINE_STEPS apart
@@ -77,6 +78,7 @@ class Training:
         self.num_steps = plan.epochs * self.num_batches
         self.schedule = recipe.schedule(self.optimizer, self.num_steps)
         self.wire = self._attached()
+        self._watch(getattr(self.wire, "_lookout", None))
 
         self.epoch, self.step = 1, 0
         # (2,) sums of losses: of this epoch so far, and since the last "steps" line
@@ -98,6 +100,11 @@ class Training:
     def _attached(self) -> Any:
         assert isinstance(self.model, DistributedDataParallel)
         return thinwire.attach(self.model, self.optimizer, self.method)
+
+    def _watch(self, lookout: Lookout | None) -> None:
+        """Who is missing shall also be known where the workers agree on anything but gradients."""
+        if isinstance(self.net, TorchNet):
+            self.net.lookout = lookout
 
     # ---------------------------------------------------------------------------------------------- going through
 
@@ -182,6 +189,7 @@ class Training:
 
     def _check(self, wants_stop: bool) -> bool:
         """Tell how it goes, and return whether any rank wants to stop. Collective, at the same steps on every rank."""
+        self.net.stage = "progress"
         in_epoch = self.step - (self.epoch - 1) * self.num_batches
         epoch_loss, line_loss = self.losses.tolist()  # waits for the GPU
         so_far = self.tally
@@ -226,6 +234,7 @@ class Training:
         return stop > 0
 
     def _finish_epoch(self) -> None:
+        self.net.stage = "evaluation"
         self.metric = evaluate(self.recipe, self.module, self.method, self.net)
         so_far = self.tally
         if self.net.rank == 0:
@@ -266,6 +275,7 @@ class Training:
             method=str(self.method),
             breakdown=Breakdown(*mean_over_workers(self.net, *dataclasses.astuple(so_far.breakdown))),
         )
+        self._watch(None)
         self.wire.detach()
         return outcome
 

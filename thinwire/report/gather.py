@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from thinwire.emulation import Links
 from thinwire.report.inputs import PHASES, Advice, Input, Measurements, Numbers, Run
 from thinwire.report.scaling import scaling_charts
 
@@ -80,7 +81,14 @@ def _setting(run: Run) -> str:
     words = [_count(config[key], word) for key, word in (("epochs", "epoch"), ("workers", "worker")) if key in config]
     if config.get("in_process"):
         words.append("as threads")  # whose seconds are not those of real workers
-    return ", ".join([*words, *filter(None, (_words(config.get(key)) for key in ("device", "settings")))])
+    words += filter(None, (_words(config.get(key)) for key in ("device", "settings")))
+    cluster = _cluster(config)
+    return ", ".join([*words, *([f"links of {cluster.rates}"] if cluster else [])])
+
+
+def _cluster(config: dict[str, Any]) -> Links | None:
+    """The emulated network that a run ran on, where it did and says so."""
+    return Links.read(config["cluster"]) if config.get("cluster") else None
 
 
 def _count(number: Any, word: str) -> str:
@@ -176,16 +184,35 @@ def _breakdown(runs: list[Run], spec: str) -> dict[str, float]:
 
 
 def _compare_with_dense(series: list[dict[str, Any]]) -> None:
-    """The difference to dense of the same setting; nothing where there is no such run, or several."""
+    """The difference to dense of the same setting; nothing where there is no such run, or several.
+
+    Where one of both is not at its end, at the last step that has a metric of both, which is then named.
+    """
     for one in series:
+        row = one["row"]
+        row["to_dense"] = row["to_dense_step"] = None
         dense = [other for other in series if other["spec"] == "dense" and other["setting"] == one["setting"]]
-        both = [item["row"].get("metric") for item in (one, *dense)]
-        known = len(dense) == 1 and dense[0] is not one and None not in both
-        one["row"]["to_dense"] = both[0] - both[1] if known else None
+        if len(dense) != 1 or dense[0] is one:
+            continue
+        if one["finished"] and dense[0]["finished"]:
+            both = [item["row"].get("metric") for item in (one, dense[0])]
+        else:
+            curves = [
+                dict(zip(c.get("step", []), c.get("metric", []), strict=True))
+                for c in (one["epochs"], dense[0]["epochs"])
+            ]
+            common = [step for step, metric in curves[0].items() if None not in (metric, curves[1].get(step))]
+            both = [curve[common[-1]] for curve in curves] if common else [None]
+            row["to_dense_step"] = common[-1] if common else None
+        if None not in both:
+            row["to_dense"] = both[0] - both[1]
 
 
 def _run_source(run: Run) -> dict[str, Any]:
     config = run.config
+    cluster = _cluster(config)
+    emulated = {"emulated": f"{_count(cluster.hosts, 'host')}, {cluster.rates}"} if cluster else {}
+    facts = {**(config.get("environment") or {}), "seed": config.get("seed"), **(config.get("versions") or {})}
     missing = [spec for spec in run.specs if spec not in run.outcomes]
     status = "finished" if run.finished and not missing else "still running, or was interrupted"
     return {
@@ -194,7 +221,7 @@ def _run_source(run: Run) -> dict[str, Any]:
         "status": status,
         "missing": missing if run.outcomes else [],
         **_command(config),
-        **_origin({**(config.get("environment") or {}), "seed": config.get("seed"), **(config.get("versions") or {})}),
+        **_origin({**emulated, **facts}),
     }
 
 
@@ -204,7 +231,9 @@ def _command(config: dict[str, Any]) -> dict[str, Any]:
     if recorded:
         return {"command": shlex.join(map(str, recorded)) if isinstance(recorded, list) else str(recorded)}
     specs = config.get("specs", [])
-    words = ["thinwire", "train", "--recipe", str(config.get("recipe", "?"))]
+    cluster = _cluster(config)
+    words = [*cluster.command, "--"] if cluster else []
+    words += ["thinwire", "train", "--recipe", str(config.get("recipe", "?"))]
     words += ["--method", specs[0]] if specs else []
     words += ["--compare", ",".join(specs[1:])] if specs[1:] else []
     for key in ("workers", "epochs", "seed", "device", "data"):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from thinwire.emulation import Links
+
 # forward_backward + wait + other is the step. compress + communicate is the exchange: a part of it runs beside the
 # backward pass, and only what the step waited for it is in the step.
 STEP, EXCHANGE = ("forward_backward", "wait", "other"), ("compress", "communicate")
@@ -92,6 +94,11 @@ def _read_run(path: Path) -> Run:
         raise ValueError(f"specs in '{path / 'config.json'}' must be method strings")
     for key in ("environment", "metric", "versions"):
         _dict(config.get(key) or {}, f"{key} in '{path / 'config.json'}'")
+    if config.get("cluster") is not None:
+        try:
+            Links.read(config["cluster"])
+        except ValueError as error:
+            raise ValueError(f"cluster in '{path / 'config.json'}': {error}") from error
     run = Run(path.resolve().name if path.name in ("", "..") else path.name, config)
     _read_metrics(path / "metrics.jsonl", run)
     if (path / "summary.json").exists():

@@ -64,7 +64,8 @@ function addResults(section, parent) {
       fixed(one.row.metric) + (known(one.row.metric) ? unitOf(metric) : ""),
       one.seeds.length > 1 && known(one.row.metric_low) ? small(`${fixed(one.row.metric_low)} to ${fixed(one.row.metric_high)}`) : "",
       one.finished ? "" : small("so far")] },
-    column(`to dense${metric.difference_unit ? ` (${metric.difference_unit})` : ""}`, (one) => one.row.to_dense, (value) => signed(value)),
+    { label: `to dense${metric.difference_unit ? ` (${metric.difference_unit})` : ""}`, get: (one) => one.row.to_dense, show: (one) => [
+      signed(one.row.to_dense), known(one.row.to_dense_step) ? small(`at step ${FORMATS.count(one.row.to_dense_step)}`) : ""] },
     column("loss", (one) => one.row.loss, (value) => plain(value, 4)),
     column("steps", (one) => one.row.steps, FORMATS.count),
     column("time", (one) => one.row.seconds, FORMATS.seconds, "low"),

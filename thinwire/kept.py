@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import Worker
 from thinwire.guard import Guard
-from thinwire.hierarchy import Groups, Hierarchy
+from thinwire.hierarchy import Groups, Hierarchy, sends_nothing
 from thinwire.layout import shaped_like
 from thinwire.local import average_parameters
 from thinwire.methods import Method
@@ -38,6 +38,16 @@ class Keeper:
     _optimizer_steps: int
 
     @property
+    def _compresses(self) -> bool:
+        """Not where all ranks are on one machine: their exact mean is there without it."""
+        return not (sends_nothing(self._groups) and self.method.estimates_mean)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether this rank stands behind its machine's first, and keeps nothing."""
+        return isinstance(self._aggregator, Hierarchy) and not self._aggregator.leads
+
+    @property
     def _memory(self) -> Any:
         """The memory of the method; None where it has none."""
         inner = self._aggregator.inner if isinstance(self._aggregator, Hierarchy) else self._aggregator
@@ -53,8 +63,7 @@ class Keeper:
         return self._mean_over_ranks(mine)
 
     def _set_memory(self, kind: str, vectors: dict[str, Tensor]) -> None:
-        follows = isinstance(self._aggregator, Hierarchy) and not self._aggregator.leads  # and keeps nothing
-        if vectors and not follows:
+        if vectors and not self._follows:
             self._memory.load_state_dict({**self._memory.state_dict(), kind: vectors})
 
     @property

@@ -63,6 +63,11 @@ class Method:
         return None
 
     @property
+    def estimates_mean(self) -> bool:
+        """Whether what it gives stands for the mean gradient, so that the mean itself may take its place."""
+        return True
+
+    @property
     def state_dtype(self) -> torch.dtype:
         """The type in which residuals and velocities are kept between two steps."""
         return torch.bfloat16 if getattr(self, "residual", "fp32") == "bf16" else torch.float32
@@ -82,9 +87,12 @@ class Method:
         small = below > 0 and (len(shape) <= 1 or shape.numel() < below)
         return not small and not any(fnmatchcase(name, pattern) for pattern in getattr(self, "exclude", ()))
 
-    def layout(self, rows: Iterable[tuple[str, int, torch.Size]]) -> Layout:
-        """One exchange's layout of (name, ordinal, shape) rows under this method."""
-        return Layout.of([(name, place, shape.numel(), self.is_coded(name, shape)) for name, place, shape in rows])
+    def layout(self, rows: Iterable[tuple[str, int, torch.Size]], *, compress: bool = True) -> Layout:
+        """One exchange's layout of (name, ordinal, shape) rows under this method; without ``compress`` all travel
+        dense, and nothing of them is kept back."""
+        return Layout.of(
+            [(name, place, shape.numel(), compress and self.is_coded(name, shape)) for name, place, shape in rows]
+        )
 
     @property
     def merges_alike(self) -> bool:
@@ -382,6 +390,10 @@ class SignSGD(Method):
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         return optimizer_is_sgd
+
+    @property
+    def estimates_mean(self) -> bool:
+        return False  # a vote's +-1 is an update of its own, with learning rates of its own
 
     def takes_weight_decay(self, optimizer_is_sgd: bool) -> bool:
         return False  # Signum decays the weights beside the vote, which is what the optimizer then does

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import THAWED, Bucket, Router, Worker, router_of
 from thinwire.errors import DetachedError, ExchangeError, NonFiniteError
-from thinwire.exchange import Exchange
+from thinwire.exchange import Exchange, NoopMean
 from thinwire.gate import Gate
 from thinwire.groups import check_agreement, give_back, own_net, timeout_of
 from thinwire.guard import Guard, check_watched
@@ -254,7 +254,9 @@ class Wire(Saver):
         aggregator = method.aggregator(self._wire_net, self._view.is_sgd)
         if self._local_net is None or self._groups is None:
             return aggregator
-        return Hierarchy(aggregator, self._local_net, weight=len(self._groups) / self._net.size)
+        if not self._compresses and not isinstance(aggregator, Exchange):
+            aggregator = NoopMean(self._wire_net)  # the machine's mean as it is, in no shorter type
+        return Hierarchy(aggregator, self._local_net, ranks_a_machine=self._net.size / len(self._groups))
 
     def _make_merger(self) -> Merger | None:
         """What decides which buckets travel together; None where that is fixed, or would change the result."""
@@ -416,7 +418,8 @@ class Wire(Saver):
         layout = self._layouts.get(ordinals)
         if layout is None:
             named = [(self._names[ordinal], ordinal) for ordinal in ordinals]
-            layout = self.method.layout((name, place, self._parameters[name].shape) for name, place in named)
+            rows = [(name, place, self._parameters[name].shape) for name, place in named]
+            layout = self.method.layout(rows, compress=self._compresses)
             self._layouts[ordinals] = layout
         return layout
 

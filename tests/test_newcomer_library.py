@@ -14,6 +14,7 @@ from workers import Run, Training
 
 import thinwire
 from thinwire import peers
+from thinwire.pace import Pace
 
 EVERYBODY = [
     thinwire.DGC(density=0.02),
@@ -110,3 +111,74 @@ def from_two_machines_to_one(group: dist.ProcessGroup) -> tuple[Any, Any]:
     one.wire.detach()
     two.wire.detach()
     return workers.flat(one.module), workers.flat(reference.module)
+
+
+# --- counters ---------------------------------------------------------------------------------------
+
+
+def counted_over_a_resume(group: dist.ProcessGroup) -> None:
+    method = "dgc:density=0.02,values=fp32"
+    first = Training(group, Run(method, "heavy"))
+    for step in range(6):
+        first.step(step)
+    assert first.wire is not None
+    saved, whole = first.wire.state_dict(), first.wire.stats
+    second = Training(group, Run(method, "heavy"))
+    assert second.wire is not None
+    second.wire.load_state_dict(saved)
+    for step in range(6, 9):
+        second.step(step)
+    resumed = second.wire.stats
+    assert (resumed.steps, resumed.steps_before) == (3, 6) and "3 steps (after 6 before" in str(resumed)
+    assert resumed.bytes_sent == whole.bytes_sent / 2 and resumed.dense_bytes == whole.dense_bytes / 2
+    second.wire.load_state_dict(saved)  # back to the saved moment: what was sent meanwhile was sent
+    second.step(6)
+    assert (second.wire.stats.steps, second.wire.stats.dense_bytes) == (4, whole.dense_bytes / 6 * 4)
+    assert second.wire.state_dict()["step"] == 7
+    first.wire.detach()
+    second.wire.detach()
+
+
+def test_steps_and_bytes_belong_together_after_a_resume(cluster: Cluster) -> None:
+    cluster.run(counted_over_a_resume, 2)
+
+
+def counted_over_changes(group: dist.ProcessGroup) -> None:
+    training = Training(group, Run("dgc:density=0.02,values=fp32", "heavy"))
+    assert training.wire is not None
+    for step in range(51):  # the ranks compare their pace once
+        training.step(step)
+    wire, before = training.wire, training.wire.stats
+    assert 0 < before.bytes_aside < 10_000 and before.bytes_sent == before.frame_bytes  # two ranks: a frame each
+    wire.switch("terngrad")
+    wire.detach()
+    after = wire.stats
+    counters = ("steps", "frame_bytes", "dense_bytes", "bytes_sent", "bytes_received", "ratio", "link_ratio")
+    assert all(getattr(after, name) == getattr(before, name) for name in counters)
+    assert after.bytes_aside > before.bytes_aside + 4 * workers.DOT_NUMEL
+    assert "more for measuring, checking or changing the method" in str(after)
+
+
+def test_what_switch_and_detach_move_is_counted_apart(cluster: Cluster) -> None:
+    cluster.run(counted_over_changes, 2)
+
+
+def counted_by_auto(group: dist.ProcessGroup) -> None:
+    training = Training(group, Run("auto", "heavy"))
+    assert training.wire is not None
+    for step in range(8):
+        training.step(step)
+    stats = training.wire.stats
+    dense = 4 * workers.DOT_NUMEL * 7  # of two ranks a ring all-reduce sends each as much as it has
+    assert dense <= stats.bytes_sent <= dense + 4 * workers.DOT_NUMEL and stats.steps == 8, stats
+    assert stats.bytes_aside > 1e6 and "more for measuring" in str(stats)
+    training.wire.detach()
+
+
+def test_what_auto_measures_is_counted_apart(cluster: Cluster) -> None:
+    cluster.run(counted_by_auto, 2)
+
+
+def test_two_ranks_that_a_scheduler_lets_run_in_turn_are_no_alarm() -> None:
+    assert Pace((0.12, 0.22), 0.38).slowest is None  # 2 ms a step
+    assert Pace((0.12, 1.22), 2.38).slowest is not None  # 22 ms a step

@@ -16,7 +16,7 @@ from thinwire.local import average_parameters
 from thinwire.methods import Method
 from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator
-from thinwire.transport import TorchNet
+from thinwire.transport import TorchNet, aside
 
 
 class Keeper:
@@ -35,6 +35,7 @@ class Keeper:
     _guard: Guard | None
     _pending: dict[str, Tensor]  # gradients that enter the next exchange
     _step: int
+    _steps_before: int  # of them were made by the wire whose state was loaded
     _optimizer_steps: int
 
     @property
@@ -78,7 +79,8 @@ class Keeper:
                 for value in self._view.optimizer.state.get(parameter, {}).values():
                     if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
                         tensors.append(value)
-            average_parameters(tensors, self._net)
+            with aside(self._net):
+                average_parameters(tensors, self._net)
 
     def _apply(self, mean: dict[str, Tensor]) -> None:
         """Step by an update that momentum has acted on already: w -= lr * mean."""
@@ -97,12 +99,11 @@ class Keeper:
         """The mean of per-parameter vectors over all ranks; a rank without one counts as zero."""
         sizes = [p.numel() for p in self._parameters.values()]
         flat = torch.zeros(sum(sizes), dtype=torch.float32, device=self._net.compute_device)
-        handed = self._net.traffic.handed
         views = dict(zip(self._names, flat.split(sizes), strict=True))
         for name, tensor in mine.items():
             views[name].copy_(tensor.reshape(-1))
         self._net.stage = "move what was not sent"
-        self._net.all_reduce(flat)
-        self._net.traffic.handed = handed  # no gradient of a step: it stays out of the compression ratio
+        with aside(self._net):
+            self._net.all_reduce(flat)
         flat.div_(self._net.size)
         return {name: view.clone() for name, view in views.items()}

@@ -80,12 +80,16 @@ class Saver(Watcher):
                 given = [{**reshard(given, numels, topology, net.rank, net.size), **self._place}]
         (one,) = given
         check_fits(one, plain, numels)
+        self._steps_before = one["step"] - (self._step - self._steps_before)
         self._step = one["step"]
         self._optimizer_steps = one["optimizer_steps"]
         self._pending = {name: t.to(self._net.compute_device).clone() for name, t in one["pending"].items()}
         kept = without_zeros(one["aggregator"])
         if self._follows:  # a checkpoint of another group has a share for every rank; here the machine's first has it
-            kept = {**kept, **{room: {kind: {} for kind in kept[room]} for room in ("memory", "collective") if room in kept}}
+            kept = {
+                **kept,
+                **{room: {kind: {} for kind in kept[room]} for room in ("memory", "collective") if room in kept},
+            }
         self._aggregator.load_state_dict(kept)
         if self._guard is not None:
             self._guard.restart()

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import logging
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +22,8 @@ from workers import Run, Training
 
 import thinwire
 from thinwire import peers
+from thinwire.advice import advise_offline, caution
+from thinwire.cost import Workload
 from thinwire.pace import Pace
 
 EVERYBODY = [
@@ -149,7 +159,9 @@ def counted_over_changes(group: dist.ProcessGroup) -> None:
     for step in range(51):  # the ranks compare their pace once
         training.step(step)
     wire, before = training.wire, training.wire.stats
-    assert 0 < before.bytes_aside < 10_000 and before.bytes_sent == before.frame_bytes  # two ranks: a frame each
+    assert (
+        0 < before.bytes_aside < 4 * workers.DOT_NUMEL and before.bytes_sent == before.frame_bytes
+    )  # two ranks: a frame each
     wire.switch("terngrad")
     wire.detach()
     after = wire.stats
@@ -182,3 +194,87 @@ def test_what_auto_measures_is_counted_apart(cluster: Cluster) -> None:
 def test_two_ranks_that_a_scheduler_lets_run_in_turn_are_no_alarm() -> None:
     assert Pace((0.12, 0.22), 0.38).slowest is None  # 2 ms a step
     assert Pace((0.12, 1.22), 2.38).slowest is not None  # 22 ms a step
+
+
+# --- sentences --------------------------------------------------------------------------------------
+
+
+def test_advice_says_what_it_did_not_look_at() -> None:
+    found = advise_offline(Workload.of_size(1_000_000, 0.01), hosts=4, rate_bits=1e8)
+    assert found.compress
+    text = str(found)
+    for words in (
+        "Speed alone decides",
+        "docs/results.md",
+        "one core of this machine",
+        "100 Mb/s is planned as 94 Mb/s",
+    ):
+        assert words in text, text
+    assert "Not compared: signsgd" in text and found.caution in text
+    assert "dgc:warmup=STEPS" in caution("dgc") and "exclude=PATTERN" in caution("terngrad:seed=1")
+    assert "Not compared" not in str(
+        advise_offline(Workload.of_size(1000, 1.0), hosts=2, rate_bits=1e9, methods=["dgc"])
+    )
+
+
+def test_auto_says_so_too(cluster: Cluster) -> None:
+    first, second = cluster.run(heard, 2, Run("auto", "heavy"), 8)
+    (chose,) = [sentence for sentence in first if "auto chose" in sentence]
+    assert ("Speed alone decides" in chose) == ("auto chose dense: " not in chose) and second == []
+
+
+def adamw(group: dist.ProcessGroup) -> None:
+    training = Training(group, Run(None, "adamw"))
+    text = workers.sentence_of(ValueError, lambda: training.happen("attach", "dgc"))
+    works = ("terngrad", "blocksign", "gtopk", "dropping", "dgc:momentum_correction=false")
+    assert all(method in text for method in works), text
+    for method in works:
+        training = Training(group, Run(method, "adamw"))
+        training.step(0)
+        training.happen("detach")
+
+
+def test_whoever_uses_adamw_learns_what_works(cluster: Cluster) -> None:
+    cluster.run(adamw, 2)
+
+
+def test_several_patterns_are_joined_with_a_plus() -> None:
+    with pytest.raises(ValueError, match=r"joined with \+: exclude=4.weight\+4.bias"):
+        thinwire.parse_method("terngrad:exclude=4.weight,4.bias")
+    assert thinwire.parse_method("terngrad:exclude=4.weight+4.bias").exclude == ("4.weight", "4.bias")
+    with pytest.raises(ValueError, match=r"not of the form option=value$"):
+        thinwire.parse_method("terngrad:seed=1,4.bias")
+
+
+@pytest.mark.parametrize("method", thinwire.METHODS.values(), ids=str)
+def test_every_option_is_explained(method: type[thinwire.Method]) -> None:
+    lines = [line.split() for line in inspect.getdoc(method).splitlines()]  # type: ignore[union-attr]
+    explained = {word.rstrip(",") for line in lines for word in line[:2]}
+    assert {field.name for field in dataclasses.fields(method)} <= explained
+
+
+# --- installation -----------------------------------------------------------------------------------
+
+BUILD = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+FIND = (
+    "import site, sys; site.addsitedir(sys.argv[1]); import importlib.util as u; print(u.find_spec('thinwire').origin)"
+)
+
+
+def test_a_script_beside_the_clone_finds_the_editable_install(tmp_path: Path) -> None:
+    """The clone's folder has the package's name: seen from beside it, it must not be taken for the package."""
+    pytest.importorskip("setuptools", minversion="77")
+    here, clone = Path(__file__).resolve().parent.parent, tmp_path / "thinwire"
+    shutil.copytree(here / "thinwire", clone / "thinwire", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(here / name, clone)
+    site, environment = tmp_path / "site", {**os.environ, "CC": "false", "CXX": "false"}  # no native kernels needed
+    environment.pop("PYTHONPATH", None)
+    built = [sys.executable, "-c", BUILD, str(tmp_path)]
+    done = subprocess.run(built, cwd=clone, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    looked = [sys.executable, "-c", FIND, str(site)]
+    found = subprocess.run(looked, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert found.stdout.strip() == str(clone / "thinwire" / "__init__.py"), found.stdout + found.stderr

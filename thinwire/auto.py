@@ -93,7 +93,8 @@ class Auto:
             return  # the user has decided meanwhile
         advice = self._advice()
         if self._net.rank == 0:
-            log.warning("thinwire: auto chose %s: %s", advice.recommended, advice.reason)
+            caution = f" {advice.caution}" if advice.compress else ""
+            log.warning("thinwire: auto chose %s: %s%s", advice.recommended, advice.reason, caution)
         if advice.compress:
             wire.switch(advice.recommended)
 

@@ -165,6 +165,18 @@ class DGC(Method):
     ``values`` is how the chosen values travel ("fp32", "fp16", "bf16", "int8", "int4"); what rounding takes away stays
     in the residual. ``residual="bf16"`` (here and in every method with a memory) keeps residuals and velocities in half
     the memory, rounded up or down by chance so that on average nothing is lost.
+
+    density              the share of every tensor that is sent in a step, in (0, 1]
+    selection            "exact": the largest elements; "sampled": a threshold estimated from a sample
+    momentum_correction  accumulate velocities instead of gradients; needs torch.optim.SGD
+    factor_masking       clear the velocity of what was sent (section 2.3)
+    clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
+    warmup               None, steps of the ramp, or a schedule: an object with density(step, final)
+    values               how values travel: "fp32", "fp16", "bf16", "int8", "int4"
+    indices              how indices travel: "rice" (shortest), "delta16", "int32"
+    residual             how what is kept is stored: "fp32", "bf16"
+    dense_below          smaller tensors and one-dimensional ones travel dense; 0: none
+    exclude              names of parameters that travel dense, with * and ? as in file names: ("4.weight", "head.*")
     """
 
     name: ClassVar[str] = "dgc"
@@ -217,6 +229,15 @@ class GTopK(Method):
     At the paper's ``density=0.001`` ResNet-20 on CIFAR-10 lost 5.1 points against dense in 30 epochs; at 1 %, the
     default, 1.15 points, and at 10 % 0.45 (docs/design.md, "Defaults and why"): no density that was tried kept dense
     accuracy within 0.3 points in so short a training. All of these had a warm-up of four epochs.
+
+    density              the share of the whole model that is sent in a step, in (0, 1]
+    warmup               None, steps of the paper's list of densities, or a schedule
+    momentum_correction  accumulate velocities instead of gradients; needs torch.optim.SGD
+    clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
+    values, indices      how they travel, see DGC
+    residual             how what is kept is stored: "fp32", "bf16"
+    dense_below          smaller tensors and one-dimensional ones travel dense; 0: none
+    exclude              names of parameters that travel dense, with * and ?: ("4.weight", "head.*")
     """
 
     name: ClassVar[str] = "gtopk"
@@ -259,6 +280,14 @@ class TernGrad(Method):
     ``scaler="model"`` takes one scaler for all tensors instead of one each: the paper's ablation (section 3.3), which
     costs accuracy and waits for the whole model. Clipping stays per tensor: it answers to the range within a layer.
     With ``dense_below`` above 0, one-dimensional tensors and those of fewer elements stay float too.
+
+    clip_sigma    clip every tensor at so many of its standard deviations first (section 3.3); None: do not
+    share_scaler  all ranks use the largest scaler (Eq. 4), so that levels can be added up; False: answers in fp32
+    scaler        "tensor": one a tensor; "model": one for all
+    dense_below   smaller tensors and one-dimensional ones travel dense; 0: none
+    exclude       names of parameters that travel dense, with * and ?: ("4.weight", "head.*"), the output layer
+    topology      "sharded": every rank serves a part; "server": rank 0 serves all
+    seed          of the coins that round
     """
 
     name: ClassVar[str] = "terngrad"
@@ -301,6 +330,14 @@ class BlockSign(Method):
     other optimizer keeps its own and gets the error-compensated gradient (Algorithm 3).
     One-dimensional tensors, and with a larger ``dense_below`` all of fewer elements, travel dense; 0 compresses
     everything, as the paper does. Exclude the output layer too where you can: it gains most (docs/results.md).
+
+    block        elements that share a scale: "tensor", or a number
+    two_way      the server answers in signs too and keeps its error; False: answers in fp32
+    topology     "sharded": every rank serves a part; "server": rank 0 serves all
+    clip_norm    the norm at which the mean gradient would be clipped; None: no clipping
+    residual     how what is kept is stored: "fp32", "bf16"
+    dense_below  smaller tensors and one-dimensional ones travel dense; 0: none
+    exclude      names of parameters that travel dense, with * and ?: ("4.weight", "head.*"), the output layer
     """
 
     name: ClassVar[str] = "blocksign"
@@ -338,6 +375,14 @@ class GradientDropping(Method):
 
     With a local mode the replicas drift apart and are averaged every ``sync_every`` optimizer steps; with
     ``clip_norm``, the local gradient is the clipped one.
+
+    density              the share of the whole model that is sent in a step, in (0, 1]
+    local                None, or how a rank's own gradient is combined with the global one
+    sync_every           optimizer steps between two averagings of the parameters, with a local mode
+    warmup               None, steps in which the dropped share grows, or a schedule
+    momentum_correction  accumulate velocities instead of gradients; needs torch.optim.SGD
+    clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
+    residual             how what is kept is stored: "fp32", "bf16"
     """
 
     name: ClassVar[str] = "dropping"
@@ -380,7 +425,10 @@ class GradientDropping(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class SignSGD(Method):
-    """signSGD with majority vote; with the momentum of torch.optim.SGD it is Signum. Updates are +-1 times the rate."""
+    """signSGD with majority vote; with the momentum of torch.optim.SGD it is Signum. Updates are +-1 times the rate.
+
+    topology  "sharded": every rank serves a part; "server": rank 0 serves all
+    """
 
     name: ClassVar[str] = "signsgd"
     topology: str = "sharded"
@@ -405,7 +453,10 @@ class SignSGD(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(Method):
-    """No compression: the plain mean, with fp32 or 16 bits on the wire."""
+    """No compression: the plain mean, with fp32 or 16 bits on the wire.
+
+    dtype  how gradients travel: "fp32", "bf16", "fp16"
+    """
 
     name: ClassVar[str] = "dense"
     dtype: str = "fp32"

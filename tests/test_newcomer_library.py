@@ -196,6 +196,32 @@ def test_two_ranks_that_a_scheduler_lets_run_in_turn_are_no_alarm() -> None:
     assert Pace((0.12, 1.22), 2.38).slowest is not None  # 22 ms a step
 
 
+def saved_and_resumed(group: dist.ProcessGroup, folder: str) -> tuple[Any, Any]:
+    """README's save and resume: the same bits as without."""
+    whole = Training(group, Run("dgc:density=0.02", "heavy"))
+    for step in range(6):
+        if step == 3:
+            path = f"{folder}/{whole.rank}.pt"
+            state = {"model": whole.module.state_dict(), "optimizer": whole.optimizer.state_dict()}
+            torch.save({**state, "wire": whole.wire.state_dict()}, path)
+        whole.step(step)
+    resumed = Training(group, Run("dgc:density=0.02", "heavy"))
+    saved = torch.load(path, weights_only=True)
+    resumed.model.module.load_state_dict(saved["model"])
+    resumed.optimizer.load_state_dict(saved["optimizer"])
+    resumed.wire.load_state_dict(saved["wire"])
+    for step in range(3, 6):
+        resumed.step(step)
+    resumed.wire.detach()
+    whole.wire.detach()
+    return workers.flat(resumed.module), workers.flat(whole.module)
+
+
+def test_the_readme_resumes_bit_for_bit(cluster: Cluster, tmp_path: Path) -> None:
+    for resumed, whole in cluster.run(saved_and_resumed, 2, str(tmp_path)):
+        assert torch.equal(resumed, whole)
+
+
 # --- sentences --------------------------------------------------------------------------------------
 
 

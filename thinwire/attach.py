@@ -47,7 +47,7 @@ def attach(
     string form; "auto" trains dense for seven steps, measures, and changes to what ``thinwire.advise`` would recommend
     (thinwire/auto.py; one line in the log says why). ``hierarchy`` averages exactly inside each machine and compresses
     between machines: "auto" takes the machines from LOCAL_WORLD_SIZE, a number is the ranks a machine has, a list of
-    lists names their ranks.
+    lists names their ranks. With all ranks on one machine nothing is compressed, and the training is the dense one.
 
     A gradient that holds an inf or a nan never enters a residual. ``on_nonfinite="raise"`` stops all ranks with an
     error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP does). The rank with the bad gradient then has its

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire.checkpoint import read_states
-from thinwire.reshard import check_complete, reshard, served_by
+from thinwire.reshard import check_complete, reshard, served_by, without_servers
 from thinwire.state import STATE_FORMAT, Shape, check_fits, check_run, pack, unpack, without_zeros
 from thinwire.watching import Watcher
 
@@ -90,6 +90,8 @@ class Saver(Watcher):
                 **kept,
                 **{room: {kind: {} for kind in kept[room]} for room in ("memory", "collective") if room in kept},
             }
+        elif not self._compresses:
+            kept = without_servers(kept)
         self._aggregator.load_state_dict(kept)
         if self._guard is not None:
             self._guard.restart()

@@ -45,7 +45,7 @@ def test_a_slow_link_is_found_and_counts_as_no_frame() -> None:
         slow, pacer = _SlowLink(net.world, net.rank), Pacer()
         slow.traffic.handed = 7
         pacer.sample(slow, waited_s=1.0, handed=50_000, links=True)
-        return pacer.pace, slow.traffic.handed, slow.traffic.sent
+        return pacer.pace, slow.traffic.handed, slow.traffic.aside
 
     for pace, handed, sent in ThreadWorld(4).run(work):
         assert pace.slowest is not None and pace.slowest[0] == 1 and "link" in pace.slowest[1]

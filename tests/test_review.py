@@ -57,7 +57,7 @@ def test_all_ranks_of_a_machine_end_alike(case: str) -> None:
         inner: Any = DenseMean(ThreadNet(ThreadWorld(1), 0), torch.float32) if case == "nan" else _Failing()
         grad = torch.tensor([1.0, float("nan") if case == "nan" and net.rank == 1 else 2.0])
         with pytest.raises(Exception) as caught:
-            Hierarchy(inner, net, 0.5).mean(_turn(2), grad)
+            Hierarchy(inner, net, 2).mean(_turn(2), grad)
         return type(caught.value).__name__
 
     expected = [NonFiniteError.__name__] * 3 if case == "nan" else ["FrameError", "ExchangeError", "ExchangeError"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,21 @@ AS_FAST = 1.05  # predictions that differ by less cannot be told apart
 WIRE_SHARE = 0.94  # what Ethernet, IP and TCP headers leave of a link's rate for what is sent
 SAMPLE = 2 * 2**20  # elements on which this machine's encoding speed is measured when there is no model
 TABLE = 22 + 17  # columns of its text apart from the numbers: a method in front, "1,234 MB a step" behind
+NOT_COMPARED = (
+    "Not compared: signsgd (its updates need learning rates of their own), dropping (dgc's forerunner), noop (trains "
+    "nothing)."
+)
+_WARMUP = "give it a warm-up of a few epochs' steps ({}:warmup=STEPS)"
+_EXCLUDE = "leave the output layer out ({}:exclude=PATTERN)"
+WANTS = {"dgc": _WARMUP, "gtopk": _WARMUP, "terngrad": _EXCLUDE, "blocksign": _EXCLUDE}
 UNSTEADY = 0.1  # a step without communication that changes by more while it is measured is worth a note
+
+
+def caution(method: str) -> str:
+    """What a choice by speed leaves to the reader."""
+    name = method.partition(":")[0]
+    wants = f" {name}: {WANTS[name].format(name)}." if name in WANTS else ""
+    return f'Speed alone decides; docs/results.md, "The papers\' claims", has what it costs in accuracy.{wants}'
 
 
 @dataclass(frozen=True)
@@ -44,11 +58,17 @@ class Advice:
     recommended: str
     reason: str
     notes: tuple[str, ...] = ()
+    basis: str = ""  # what of the numbers was planned instead of measured
 
     @property
     def compress(self) -> bool:
         """Whether any compression is recommended."""
         return self.recommended != "dense"
+
+    @property
+    def caution(self) -> str:
+        """What the recommendation did not look at, and what the method wants."""
+        return caution(self.recommended)
 
     def step_s(self, method: str, hosts: int | None = None) -> float:
         """The predicted seconds of a step."""
@@ -86,7 +106,11 @@ class Advice:
                 f"{method:<22}" + "".join(f"{_ms(one.step_s):>8}" for one in own) + f"  {sent / 1e6:,.3g} MB a step"
             )
         verdict = f"recommended: {self.recommended}" if self.compress else "do not compress"
-        return "\n".join([*lines, "", f"{verdict}: {self.reason}", *self.notes])
+        below = [self.caution] if self.compress else []
+        if tuple(dict.fromkeys(one.method for one in self.predictions)) == METHODS:
+            below.append(NOT_COMPARED)
+        below += [self.basis] if self.basis else []
+        return "\n".join([*lines, "", f"{verdict}: {self.reason}", *self.notes, *below])
 
     def as_dict(self) -> dict[str, Any]:
         """In JSON's terms; the caller adds hardware, commit and date."""
@@ -104,6 +128,8 @@ class Advice:
             "recommended": self.recommended,
             "reason": self.reason,
             "notes": list(self.notes),
+            "caution": self.caution if self.compress else "",
+            "basis": self.basis,
         }
 
 
@@ -168,7 +194,11 @@ def advise_offline(
     chosen = with_dense([parse_method(method) if isinstance(method, str) else method for method in methods])
     link = Link(latency_s, 8 / (rate_bits * WIRE_SHARE))
     profile = Profile(hosts, work, link, 1.0, {str(method): codec_here(method, work.numel) for method in chosen})
-    return advise_from(profile, chosen)
+    basis = (
+        f"Encoding is measured on one core of this machine; {_rate(rate_bits)} is planned as "
+        f"{_rate(rate_bits * WIRE_SHARE)}, what packet headers leave."
+    )
+    return replace(advise_from(profile, chosen), basis=basis)
 
 
 def codec_here(method: Method, params: int) -> ExchangeCost:
@@ -274,6 +304,10 @@ def _untouched(model: nn.Module) -> Iterator[None]:
                     tensor.copy_(before)
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
+
+
+def _rate(bits: float) -> str:
+    return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mb/s"
 
 
 def _ms(seconds: float) -> str:

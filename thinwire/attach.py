@@ -16,7 +16,7 @@ from thinwire.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, is_attached
 from thinwire.gate import Gate, Scaler
 from thinwire.groups import check_agreement, own_net
 from thinwire.guard import Guard, check_watched
-from thinwire.hierarchy import machine_groups
+from thinwire.hierarchy import machine_groups, sends_nothing
 from thinwire.merging import choice as merging_choice
 from thinwire.methods import Dense, Method, parse_method
 from thinwire.optimizers import OptimizerView
@@ -47,7 +47,7 @@ def attach(
     string form; "auto" trains dense for seven steps, measures, and changes to what ``thinwire.advise`` would recommend
     (thinwire/auto.py; one line in the log says why). ``hierarchy`` averages exactly inside each machine and compresses
     between machines: "auto" takes the machines from LOCAL_WORLD_SIZE, a number is the ranks a machine has, a list of
-    lists names their ranks.
+    lists names their ranks. With all ranks on one machine nothing is compressed, and the training is the dense one.
 
     A gradient that holds an inf or a nan never enters a residual. ``on_nonfinite="raise"`` stops all ranks with an
     error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP does). The rank with the bad gradient then has its
@@ -107,8 +107,11 @@ def attach(
     wide = next((name for name, p in view.parameters.items() if p.dtype == torch.float64), None)
     if wide is not None:
         log.warning("thinwire: gradients are exchanged as float32, also those of float64 parameters such as %s", wide)
-    if groups is not None and len(groups) == 1 and parent.size > 1:
-        log.warning("thinwire: all ranks are on one machine, so their mean is exact and nothing is compressed")
+    if sends_nothing(groups) and parent.size > 1 and parent.rank == 0:
+        update = (
+            "nothing is compressed or kept back" if chosen.estimates_mean else f"the update is {chosen.name}'s of it"
+        )
+        log.warning("thinwire: all ranks are on one machine, so their mean is exact and %s", update)
     if parent.size == 1:
         log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", chosen)
     return wire

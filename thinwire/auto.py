@@ -15,9 +15,9 @@ from thinwire.advice import METHODS, Advice, advise_from, with_dense
 from thinwire.cost import Workload
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
-from thinwire.probe import measure_link, uncounted
+from thinwire.probe import measure_link
 from thinwire.profile import Profile, buckets_of, measure_exchange
-from thinwire.transport import TorchNet
+from thinwire.transport import TorchNet, aside
 from thinwire.wire import Wire
 
 log = logging.getLogger("thinwire")
@@ -93,7 +93,8 @@ class Auto:
             return  # the user has decided meanwhile
         advice = self._advice()
         if self._net.rank == 0:
-            log.warning("thinwire: auto chose %s: %s", advice.recommended, advice.reason)
+            caution = f" {advice.caution}" if advice.compress else ""
+            log.warning("thinwire: auto chose %s: %s%s", advice.recommended, advice.reason, caution)
         if advice.compress:
             wire.switch(advice.recommended)
 
@@ -103,12 +104,13 @@ class Auto:
         own = [statistics.median(seconds for seconds, _ in self._rows)]
         own += [statistics.median(ready.get(name, own[0]) for _, ready in self._rows) for name in names]
         agreed = torch.tensor(own, dtype=torch.float64)
-        net.all_reduce(agreed, largest=True)
+        with aside(net):
+            net.all_reduce(agreed, largest=True)
         compute_s, *ready_s = agreed.tolist()
         work = Workload(compute_s, tuple(buckets_of(parameters, dict(zip(names, ready_s, strict=True)))))
         methods = with_dense([method for method in map(parse_method, METHODS) if self._accepts(method)])
         sgd, device = self._view.is_sgd, net.compute_device
-        with uncounted(net):
+        with aside(net):
             link = measure_link(net)
             costs = {
                 str(method): measure_exchange(net, method, work, link, sgd, device, 2, longest_s=LONGEST_S)

@@ -29,7 +29,7 @@ import torch
 
 from thinwire.layout import Probe
 from thinwire.methods import Method
-from thinwire.transport import Net
+from thinwire.transport import Net, aside
 
 MODES = (None, "warn", "densify")
 WINDOW, BOUND = 3, 5.0
@@ -97,9 +97,8 @@ class Guard:
 
     def conclude(self, probe: Probe, net: Net, density: float | None) -> None:
         """Put the ranks' numbers together and decide; ``density`` is the one of this step, None where there is none."""
-        handed = net.traffic.handed
-        rows = [frame.cpu().clone().view(torch.float64) for frame in net.all_gather(probe.as_bytes())]
-        net.traffic.handed = handed  # no gradient: it stays out of the compression ratio
+        with aside(net):
+            rows = [frame.cpu().clone().view(torch.float64) for frame in net.all_gather(probe.as_bytes())]
         total = rows[0].clone()
         for row in rows[1:]:
             total += row

@@ -52,22 +52,31 @@ def machine_groups(hierarchy: str | int | Sequence[Sequence[int]] | None, size: 
     return groups
 
 
+def sends_nothing(groups: Groups | None) -> bool:
+    """Whether no gradient leaves the one machine that there is."""
+    return groups is not None and len(groups) == 1
+
+
 class Hierarchy:
     """A policy around an aggregator that runs between the machines' first ranks.
 
     The machine's sum is scaled so that the mean over machines is the mean over all ranks, also when machines differ
     in size. Residuals live on the first rank of each machine.
+
+    Where all ranks are on one machine the mean is there before the inner aggregator begins, so the wire compresses
+    nothing (``sends_nothing``): the trajectory is the dense one, also where a method has taken the momentum over.
     """
 
-    def __init__(self, inner: Aggregator, local: Net, weight: float) -> None:
-        self.inner, self.local, self.weight = inner, local, weight
+    def __init__(self, inner: Aggregator, local: Net, ranks_a_machine: float) -> None:
+        self.inner, self.local, self.weight = inner, local, 1 / ranks_a_machine
+        self._ranks = ranks_a_machine
         self.whole_model, self.clock = inner.whole_model, inner.clock
         self.leads = local.rank == 0
 
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:
         self.local.stage = "average inside the machine"
         self.local.all_reduce(grad)
-        grad.mul_(self.weight)
+        grad.div_(self._ranks)
         alarm: Exception | None = None
         if self.leads:
             try:

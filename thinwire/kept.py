@@ -10,13 +10,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import Worker
 from thinwire.guard import Guard
-from thinwire.hierarchy import Groups, Hierarchy
+from thinwire.hierarchy import Groups, Hierarchy, sends_nothing
 from thinwire.layout import shaped_like
 from thinwire.local import average_parameters
 from thinwire.methods import Method
 from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator
-from thinwire.transport import TorchNet
+from thinwire.transport import TorchNet, aside
 
 
 class Keeper:
@@ -35,7 +35,18 @@ class Keeper:
     _guard: Guard | None
     _pending: dict[str, Tensor]  # gradients that enter the next exchange
     _step: int
+    _steps_before: int  # of them were made by the wire whose state was loaded
     _optimizer_steps: int
+
+    @property
+    def _compresses(self) -> bool:
+        """Not where all ranks are on one machine: their exact mean is there without it."""
+        return not (sends_nothing(self._groups) and self.method.estimates_mean)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether this rank stands behind its machine's first, and keeps nothing."""
+        return isinstance(self._aggregator, Hierarchy) and not self._aggregator.leads
 
     @property
     def _memory(self) -> Any:
@@ -53,8 +64,7 @@ class Keeper:
         return self._mean_over_ranks(mine)
 
     def _set_memory(self, kind: str, vectors: dict[str, Tensor]) -> None:
-        follows = isinstance(self._aggregator, Hierarchy) and not self._aggregator.leads  # and keeps nothing
-        if vectors and not follows:
+        if vectors and not self._follows:
             self._memory.load_state_dict({**self._memory.state_dict(), kind: vectors})
 
     @property
@@ -69,7 +79,8 @@ class Keeper:
                 for value in self._view.optimizer.state.get(parameter, {}).values():
                     if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
                         tensors.append(value)
-            average_parameters(tensors, self._net)
+            with aside(self._net):
+                average_parameters(tensors, self._net)
 
     def _apply(self, mean: dict[str, Tensor]) -> None:
         """Step by an update that momentum has acted on already: w -= lr * mean."""
@@ -88,12 +99,11 @@ class Keeper:
         """The mean of per-parameter vectors over all ranks; a rank without one counts as zero."""
         sizes = [p.numel() for p in self._parameters.values()]
         flat = torch.zeros(sum(sizes), dtype=torch.float32, device=self._net.compute_device)
-        handed = self._net.traffic.handed
         views = dict(zip(self._names, flat.split(sizes), strict=True))
         for name, tensor in mine.items():
             views[name].copy_(tensor.reshape(-1))
         self._net.stage = "move what was not sent"
-        self._net.all_reduce(flat)
-        self._net.traffic.handed = handed  # no gradient of a step: it stays out of the compression ratio
+        with aside(self._net):
+            self._net.all_reduce(flat)
         flat.div_(self._net.size)
         return {name: view.clone() for name, view in views.items()}

@@ -16,11 +16,11 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from thinwire.transport import Net
+from thinwire.transport import Net, aside
 
 log = logging.getLogger("thinwire")
 
@@ -172,19 +172,19 @@ class Merger:
             self._decide(net)
 
     def _decide(self, net: Net) -> None:
-        passes, counted = self._timed[1:], replace(net.traffic)
+        passes = self._timed[1:]
         places = range(len(passes[0].ordinals))
         ready = [statistics.median(p.ready[i] - p.ready[0] for p in passes) for i in places]
         work = [statistics.median(p.spent[i].work_s for p in passes) for i in places]
         sent = [float(passes[-1].spent[i].sent) for i in places]
-        ready, work, sent, (crowd,) = _largest(net, ready, work, sent, [crowding(passes)])
-        # Now that all ranks have come here, nothing else is under way: the links are measured as they are.
-        frame = int(min(_LONG, max(_SHORT, sum(sent) / max(1, net.size - 1))))
-        latency = _all_gather_s(net, _TINY, _CALLS)
-        beta = max(0.0, _all_gather_s(net, frame, _LONG_CALLS) - latency) / (frame * max(1, net.size - 1))
-        ((latency, beta),) = _largest(net, [latency, beta])
+        with aside(net):
+            ready, work, sent, (crowd,) = _largest(net, ready, work, sent, [crowding(passes)])
+            # Now that all ranks have come here, nothing else is under way: the links are measured as they are.
+            frame = int(min(_LONG, max(_SHORT, sum(sent) / max(1, net.size - 1))))
+            latency = _all_gather_s(net, _TINY, _CALLS)
+            beta = max(0.0, _all_gather_s(net, frame, _LONG_CALLS) - latency) / (frame * max(1, net.size - 1))
+            ((latency, beta),) = _largest(net, [latency, beta])
         latency *= self._rounds
-        net.traffic.restore(counted)  # no gradient of a step
         fixed = fixed_cost(passes[0].numels, work)
         cost = [latency + beta * nbytes + (1 - crowd) * w for nbytes, w in zip(sent, work, strict=True)]
         saving, each = latency + (1 - crowd) * fixed, crowd * fixed

@@ -46,6 +46,14 @@ def read_value(text: str, annotation: Any) -> Any:
     return text
 
 
+def _joined(given: Mapping[str, Any], item: str) -> str:
+    """What to add where ``item`` looks like a further pattern of the option before it."""
+    option, value = list(given.items())[-1] if given else ("", None)
+    if not isinstance(value, tuple):
+        return ""
+    return f"; several patterns of {option} are joined with +: {option}={'+'.join([*value, item])}"
+
+
 def read_method(spec: str, methods: Mapping[str, type[M]], others: Sequence[str] = ()) -> M:
     """Read ``name:option=value,option=value`` as one of ``methods``, dataclasses by name; see methods.parse_method."""
     name, _, rest = spec.strip().partition(":")
@@ -59,7 +67,7 @@ def read_method(spec: str, methods: Mapping[str, type[M]], others: Sequence[str]
     for item in filter(None, (part.strip() for part in rest.split(","))):
         option, equals, text = (piece.strip() for piece in item.partition("="))
         if not equals:
-            raise ValueError(f"method {name!r}: {item!r} is not of the form option=value")
+            raise ValueError(f"method {name!r}: {item!r} is not of the form option=value{_joined(given, item)}")
         if option not in options:
             names = ", ".join(options) or "none"
             raise ValueError(

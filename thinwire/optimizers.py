@@ -73,7 +73,9 @@ class OptimizerView:
         if not self.is_sgd:
             raise ValueError(
                 f"{method}: momentum correction needs torch.optim.SGD, the optimizer is "
-                f"{type(self.optimizer).__name__}; use momentum_correction=False, or SGD"
+                f"{type(self.optimizer).__name__}; use SGD, momentum_correction=False (as a string: "
+                f"{method}:momentum_correction=false), or terngrad, blocksign, gtopk or dropping, which work with any "
+                "optimizer"
             )
         own = {id(p) for p in self.parameters.values()}
         for group in self.optimizer.param_groups:

@@ -2,7 +2,7 @@
 
 A rank that computes slowly comes last to every exchange and waits least in it. A rank whose link is slow makes
 everybody wait alike; it is found by swapping a small block with both neighbours on the ring: it is slow with either of
-them, its neighbours only with it. Nothing of this takes part in a result, and none of its bytes counts as a frame.
+them, its neighbours only with it. Nothing of this takes part in a result, and its bytes are counted apart.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.transport import Net
+from thinwire.transport import Net, aside
 
 SAMPLE_EVERY = 50  # steps
 MIN_PROBE, MAX_PROBE = 1 << 10, 1 << 16  # bytes; in between half a step's frames, so that 2 % are never exceeded
 LATE_SHARE = 0.2  # of the time: what the others must wait more than the slow rank
+LATE_S = 0.005  # a step: below that it is the scheduler that lets one rank run before the other
 SLOW_LINK = 3.0  # times the others' median
 SLOW_LINK_S = 0.005  # below that a block is fast enough for everybody
 
@@ -38,7 +39,8 @@ class Pace:
             return None
         late = min(range(len(self.waited_s)), key=self.waited_s.__getitem__)
         others = [waited for rank, waited in enumerate(self.waited_s) if rank != late]
-        if statistics.median(others) - self.waited_s[late] > LATE_SHARE * self.window_s:
+        lost_s = statistics.median(others) - self.waited_s[late]
+        if lost_s > max(LATE_SHARE * self.window_s, LATE_S * SAMPLE_EVERY):
             return (
                 late,
                 f"it waited {self.waited_s[late]:.2g} s of {self.window_s:.2g} s, the others {min(others):.2g} s",
@@ -64,16 +66,16 @@ class Pacer:
         """``waited_s`` and ``handed`` are the totals of this rank so far; ``links``: compare them too."""
         now_s = time.perf_counter()
         mine = [waited_s - self._waited_s, now_s - self._since_s, (handed - self._handed) / SAMPLE_EVERY]
-        counted, on_wire_s, net.stage = net.traffic.handed, net.traffic.seconds, "compare ranks' pace"
-        everybody = _gather(net, mine)
-        waited, window_s = tuple(row[0] for row in everybody), max(row[1] for row in everybody)
-        block_s: tuple[float, ...] = ()
-        nbytes = int(min(MAX_PROBE, max(MIN_PROBE, max(row[2] for row in everybody) / 2)))
-        if links and net.size > 2:
-            block_s = _probe(net, nbytes)
+        net.stage = "compare ranks' pace"
+        with aside(net):
+            everybody = _gather(net, mine)
+            waited, window_s = tuple(row[0] for row in everybody), max(row[1] for row in everybody)
+            block_s: tuple[float, ...] = ()
+            nbytes = int(min(MAX_PROBE, max(MIN_PROBE, max(row[2] for row in everybody) / 2)))
+            if links and net.size > 2:
+                block_s = _probe(net, nbytes)
         self.pace = Pace(waited, window_s, block_s, nbytes)
-        net.traffic.handed = counted
-        self._waited_s, self._handed = waited_s + net.traffic.seconds - on_wire_s, handed  # without the sample itself
+        self._waited_s, self._handed = waited_s, handed
         self._since_s = time.perf_counter()
 
 

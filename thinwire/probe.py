@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
 import torch
 
-from thinwire.transport import Net
+from thinwire.transport import Net, aside
 
 SMALL = 64  # bytes: what such a message takes is latency
 FIRST = 64 * 1024  # bytes of the first buffer that is added up
@@ -56,7 +55,7 @@ def measure_link(net: Net) -> Link:
     """
     if net.size == 1:
         return Link(0.0, 0.0)
-    with uncounted(net):
+    with aside(net):
         tiny = torch.zeros(SMALL, dtype=torch.uint8)
         rounds = net.size - 1
         slowest_s(net, lambda: net.all_gather(tiny))  # connections, buffers and code that is used for the first time
@@ -71,16 +70,6 @@ def measure_link(net: Net) -> Link:
     if beta <= 0:  # so fast, or so disturbed, that the difference drowns: the whole time is the better estimate
         beta = statistics.median(took / sent for sent, took in points)
     return Link(alpha, beta)
-
-
-@contextlib.contextmanager
-def uncounted(net: Net) -> Iterator[None]:
-    """A measurement is no gradient of a step: it stays out of the compression ratio and out of the seconds."""
-    handed, seconds = net.traffic.handed, net.traffic.seconds
-    try:
-        yield
-    finally:
-        net.traffic.handed, net.traffic.seconds = handed, seconds
 
 
 def meet(net: Net) -> None:

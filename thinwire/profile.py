@@ -22,8 +22,8 @@ from thinwire.cost.steps import BUCKET, FIRST_BUCKET
 from thinwire.dry import DryRun, Rehearsal
 from thinwire.layout import Layout
 from thinwire.methods import DGC, GradientDropping, GTopK, Method
-from thinwire.probe import Link, measure_link, meet, slowest_s, uncounted
-from thinwire.transport import Net, TorchNet
+from thinwire.probe import Link, measure_link, meet, slowest_s
+from thinwire.transport import Net, TorchNet, aside
 
 Step = Callable[[], object]
 
@@ -67,7 +67,7 @@ def measure_profile(
     ``step`` runs forward, backward and the optimizer once, without exchanging gradients. ``more_hosts`` also measures
     what one more frame costs, which predictions for larger groups need.
     """
-    with uncounted(net), StepWatch(net, parameters, step) as steps:
+    with aside(net), StepWatch(net, parameters, step) as steps:
         link = measure_link(net)
         for _ in range(repeats):
             steps.time_one()

@@ -96,3 +96,21 @@ def served_by(numels: Mapping[str, int], rank: int, size: int, topology: str) ->
         for ordinal, (name, numel) in enumerate(numels.items())
     }
     return {name: (start, stop) for name, (start, stop) in parts.items() if stop > start}
+
+
+def without_servers(aggregator: Mapping[str, Any]) -> dict[str, Any]:
+    """One rank's kept state for a net of that rank alone: nobody is served there, so what a server kept of its own
+    compression becomes a part of the worker's residual, and is applied with the next step."""
+    served = aggregator.get("collective") or {}
+    errors: Vectors = served.get("residual", {})
+    if not errors:
+        return dict(aggregator)
+    memory = aggregator["memory"]
+    residual, rates = dict(memory["residual"]), dict(memory["rates"])
+    for name, error in errors.items():
+        there, here = served["rates"].get(name, 0.0), rates.get(name, 0.0)
+        scaled = error * (there / here) if there and here else error  # both are in units of the rate they missed
+        rates.setdefault(name, there)
+        residual[name] = residual[name] + scaled.to(residual[name].device) if name in residual else scaled
+    nobody = {**served, "residual": {}, "rates": {}, "starts": {}}
+    return {**aggregator, "memory": {**memory, "residual": residual, "rates": rates}, "collective": nobody}

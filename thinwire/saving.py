@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire.checkpoint import read_states
-from thinwire.hierarchy import Hierarchy
-from thinwire.reshard import check_complete, reshard, served_by
+from thinwire.reshard import check_complete, reshard, served_by, without_servers
 from thinwire.state import STATE_FORMAT, Shape, check_fits, check_run, pack, unpack, without_zeros
 from thinwire.watching import Watcher
 
@@ -44,7 +43,7 @@ class Saver(Watcher):
     def _shape(self) -> Shape:
         """The vectors that this rank's state has at any moment: none on a rank that stands behind its machine's."""
         numels = {name: p.numel() for name, p in self._parameters.items()}
-        follows = isinstance(self._aggregator, Hierarchy) and not self._aggregator.leads
+        follows = self._follows
         serves = not follows and getattr(self.method, "two_way", False)
         topology, net = getattr(self.method, "topology", "sharded"), self._wire_net
         served = served_by(numels, net.rank, net.size, topology) if serves else {}
@@ -81,10 +80,19 @@ class Saver(Watcher):
                 given = [{**reshard(given, numels, topology, net.rank, net.size), **self._place}]
         (one,) = given
         check_fits(one, plain, numels)
+        self._steps_before = one["step"] - (self._step - self._steps_before)
         self._step = one["step"]
         self._optimizer_steps = one["optimizer_steps"]
         self._pending = {name: t.to(self._net.compute_device).clone() for name, t in one["pending"].items()}
-        self._aggregator.load_state_dict(without_zeros(one["aggregator"]))
+        kept = without_zeros(one["aggregator"])
+        if self._follows:  # a checkpoint of another group has a share for every rank; here the machine's first has it
+            kept = {
+                **kept,
+                **{room: {kind: {} for kind in kept[room]} for room in ("memory", "collective") if room in kept},
+            }
+        elif not self._compresses:
+            kept = without_servers(kept)
+        self._aggregator.load_state_dict(kept)
         if self._guard is not None:
             self._guard.restart()
             self._guard.density_factor = one["density_factor"]

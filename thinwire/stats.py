@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SHOWN = 0.01  # of the bytes sent: a smaller number besides them is not worth the reader's time
+ASIDE = "more for measuring, checking or changing the method"
+
 
 def readable_bytes(count: float) -> str:
     """1234567 -> '1.23 MB'."""
@@ -16,12 +19,16 @@ def readable_bytes(count: float) -> str:
 
 @dataclass(frozen=True)
 class Stats:
-    """Totals of one rank since it was attached.
+    """Totals of one rank since it was attached, all of the same ``steps``: those this wire exchanged itself.
+
+    ``steps_before`` were done before, by the run whose state was loaded; their bytes are in no number here.
 
     ``frame_bytes`` is what this rank handed to the transport, headers included; ``dense_bytes`` what it would have
     handed over as fp32; their quotient is ``ratio``, the papers' compression ratio. ``bytes_sent`` and
     ``bytes_received`` are what crossed this rank's link under the collectives' algorithms, and ``link_ratio``
     compares that with a ring all-reduce in fp32. ``bytes_inside`` is the traffic inside a machine with a hierarchy.
+    ``bytes_aside`` is what this rank sent besides gradients and what is in none of the others: measurements of the
+    links (method "auto", merging buckets, comparing the ranks' pace), checks, and what switch and detach moved.
     Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps.
     ``steps_skipped`` were passed over because a gradient was not finite.
 
@@ -36,8 +43,7 @@ class Stats:
 
     Every 50 steps the ranks compare how long they waited for each other (``waited_s``, a number a rank) and how fast
     their links are. ``slowest_rank`` is the one that held the others up then, if one stood out, and ``slow_because``
-    says how it showed. The bytes of that are in ``bytes_sent`` and ``bytes_received`` and in no frame. The one
-    measurement of the links from which it is decided which buckets travel together is counted nowhere.
+    says how it showed.
     """
 
     steps: int
@@ -61,6 +67,8 @@ class Stats:
     waited_s: tuple[float, ...] = ()
     slowest_rank: int | None = None
     slow_because: str = ""
+    bytes_aside: int = 0
+    steps_before: int = 0
 
     @property
     def ratio(self) -> float | None:
@@ -73,10 +81,12 @@ class Stats:
 
     def __str__(self) -> str:
         ratio = "nothing sent" if self.ratio is None else f"{self.ratio:.1f}x smaller than fp32"
+        before = f" (after {self.steps_before} before it was loaded)" if self.steps_before else ""
+        beside = f", {readable_bytes(self.bytes_aside)} {ASIDE}" if self.bytes_aside > SHOWN * self.bytes_sent else ""
         slow = "" if self.slowest_rank is None else f"; rank {self.slowest_rank} is the slowest: {self.slow_because}"
         return (
-            f"{self.steps} steps, sent {readable_bytes(self.bytes_sent)}, "
-            f"received {readable_bytes(self.bytes_received)}, {ratio}; "
+            f"{self.steps} steps{before}, sent {readable_bytes(self.bytes_sent)}, "
+            f"received {readable_bytes(self.bytes_received)}, {ratio}{beside}; "
             f"{self.seconds_compensating:.2f} s compensating, {self.seconds_compressing:.2f} s compressing, "
             f"{self.seconds_communicating:.2f} s communicating, "
             f"{self.seconds_waiting:.2f} s waited for; residual norm {self.residual_norm:.4g}{slow}"

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from queue import Queue
 from typing import Any, Protocol
 
@@ -29,21 +29,19 @@ class Traffic:
     ``handed`` counts each buffer once, as it is given to the transport (a rank's own part of an all-to-all stays home
     and is not counted). ``sent`` and ``received`` count what crosses this rank's link under the collective's algorithm:
     an all-gather sends a frame to P - 1 others around a ring, an all-reduce moves 2 (P - 1) / P of the buffer.
+    ``aside`` is what was sent inside ``aside(net)``, and in none of the others.
     """
 
     handed: int = 0
     sent: int = 0
     received: int = 0
     seconds: float = 0.0
+    aside: int = 0
 
     def count(self, handed: int, sent: int, received: int) -> None:
         self.handed += handed
         self.sent += sent
         self.received += received
-
-    def restore(self, earlier: Traffic) -> None:
-        """Forget what was counted since ``earlier`` was copied."""
-        self.handed, self.sent, self.received, self.seconds = astuple(earlier)
 
 
 GRACE_S = 5.0  # for threads that were told to end
@@ -109,6 +107,19 @@ class GroupNet(Net, Protocol):
     """A net for small agreements between workers."""
 
     device: torch.device  # where its tensors lie
+
+
+@contextmanager
+def aside(net: Net) -> Iterator[None]:
+    """What is done here is no gradient of a step (a measurement, a method that is left, an agreement): its bytes are
+    counted apart, so that those of the exchanges, their seconds and the compression ratio belong together."""
+    before, traffic = replace(net.traffic), net.traffic
+    try:
+        yield
+    finally:
+        traffic.aside += traffic.sent - before.sent
+        traffic.handed, traffic.sent, traffic.received = before.handed, before.sent, before.received
+        traffic.seconds = before.seconds
 
 
 class _Counted:

@@ -8,6 +8,7 @@ from thinwire.hierarchy import Hierarchy
 from thinwire.kept import Keeper
 from thinwire.layout import Probe
 from thinwire.replicas import check_replicas
+from thinwire.transport import aside
 
 
 class Watcher(Keeper):
@@ -25,11 +26,10 @@ class Watcher(Keeper):
             return  # ranks that ran out of inputs take no steps until DDP gives them the others' model
         self._checked = self._passes
         self._worker.wait()
-        handed = self._net.traffic.handed
         ignored: set[str] = getattr(self.model, "parameters_to_ignore", set())
         whole = {name: p for name, p in self.model.module.named_parameters() if name not in ignored}
-        check_replicas(whole, self._net, self._optimizer_steps)
-        self._net.traffic.handed = handed  # no gradient: it stays out of the compression ratio
+        with aside(self._net):
+            check_replicas(whole, self._net, self._optimizer_steps)
 
     def _watch(self, probe: Probe) -> None:
         """After the last exchange of a probed step, on the worker's thread: the same decision on all ranks."""

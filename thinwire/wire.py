@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import THAWED, Bucket, Router, Worker, router_of
 from thinwire.errors import DetachedError, ExchangeError, NonFiniteError
-from thinwire.exchange import Exchange
+from thinwire.exchange import Exchange, NoopMean
 from thinwire.gate import Gate
 from thinwire.groups import check_agreement, give_back, own_net, timeout_of
 from thinwire.guard import Guard, check_watched
@@ -28,7 +28,7 @@ from thinwire.protocols import Aggregator, Clock
 from thinwire.regroup import Regrouper
 from thinwire.saving import Saver
 from thinwire.stats import Stats
-from thinwire.transport import TorchNet
+from thinwire.transport import TorchNet, aside
 
 
 class Wire(Saver):
@@ -55,7 +55,7 @@ class Wire(Saver):
         self._frozen = [(n, p) for n, p in model.module.named_parameters() if not p.requires_grad and n not in ignored]
         self._ordinals = {id(p): ordinal for ordinal, p in enumerate(self._parameters.values())}
         self._layouts: dict[tuple[int, ...], Layout] = {}
-        self._step = 0
+        self._step, self._steps_before = 0, 0
         self._passes = 0  # backward passes that were exchanged, also those that a gate passed over
         self._pacer = Pacer()
         self._optimizer_steps = 0
@@ -118,7 +118,7 @@ class Wire(Saver):
             compensating, compressing = 0.0, max(0.0, busy - communicating)
         health = self._guard.health if self._guard is not None else None
         return Stats(
-            steps=self._step,
+            steps=self._step - self._steps_before,
             world_size=self._wire_net.size,
             frame_bytes=traffic.handed,
             dense_bytes=self._dense_bytes,
@@ -139,6 +139,8 @@ class Wire(Saver):
             waited_s=pace.waited_s,
             slowest_rank=slowest,
             slow_because=because,
+            bytes_aside=sum(net.traffic.aside for net in {id(n): n for n in (self._net, self._wire_net)}.values()),
+            steps_before=max(0, self._steps_before),
         )
 
     def switch(self, method: Method | str) -> None:
@@ -160,7 +162,8 @@ class Wire(Saver):
                 self._view.check_takeover(chosen.name)
         except ValueError as problem:
             error = str(problem)
-        check_agreement(self._net, {"method": repr(chosen)}, error)
+        with aside(self._net):
+            check_agreement(self._net, {"method": repr(chosen)}, error)
         assert chosen is not None
         self._reunite()
         took, takes = self.method.takes_momentum(self._view.is_sgd), chosen.takes_momentum(self._view.is_sgd)
@@ -254,7 +257,9 @@ class Wire(Saver):
         aggregator = method.aggregator(self._wire_net, self._view.is_sgd)
         if self._local_net is None or self._groups is None:
             return aggregator
-        return Hierarchy(aggregator, self._local_net, weight=len(self._groups) / self._net.size)
+        if not self._compresses and not isinstance(aggregator, Exchange):
+            aggregator = NoopMean(self._wire_net)  # the machine's mean as it is, in no shorter type
+        return Hierarchy(aggregator, self._local_net, ranks_a_machine=self._net.size / len(self._groups))
 
     def _make_merger(self) -> Merger | None:
         """What decides which buckets travel together; None where that is fixed, or would change the result."""
@@ -416,7 +421,8 @@ class Wire(Saver):
         layout = self._layouts.get(ordinals)
         if layout is None:
             named = [(self._names[ordinal], ordinal) for ordinal in ordinals]
-            layout = self.method.layout((name, place, self._parameters[name].shape) for name, place in named)
+            rows = [(name, place, self._parameters[name].shape) for name, place in named]
+            layout = self.method.layout(rows, compress=self._compresses)
             self._layouts[ordinals] = layout
         return layout
 

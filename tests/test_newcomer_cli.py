@@ -29,7 +29,16 @@ from thinwire.report.gather import gather
 from thinwire.report.inputs import read
 
 ROOT = Path(__file__).resolve().parent.parent
-LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "COLUMNS")
+LAUNCHER = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "COLUMNS",
+    "THINWIRE_COLUMNS",
+)
 REASON = emulation.why_not()
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=f"no emulated hosts here: {REASON}")
 THIN = emulation.Links(4, "100mbit", "100mbit")
@@ -224,6 +233,7 @@ def test_lines_break_between_words_and_leave_a_command_whole() -> None:
 
 def test_everything_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("THINWIRE_COLUMNS", "80")
     for words, code in (
         (["info"], 0),
         (["advise", "--params", "1M", "--compute-ms", "50", "--hosts", "2", "--rate", "1gbit"], 0),
@@ -261,8 +271,8 @@ def test_the_live_line_shows_method_and_numbers_in_full(width: int, recipe: str)
 
 
 def test_hosts_leave_room_for_their_names_in_a_terminal() -> None:
-    assert _columns(Console(file=io.StringIO(), width=110, force_terminal=True), 4) == {"COLUMNS": "101"}
-    assert _columns(Console(file=io.StringIO(), width=110, force_terminal=True), 12) == {"COLUMNS": "100"}
+    assert _columns(Console(file=io.StringIO(), width=110, force_terminal=True), 4)["COLUMNS"] == "101"
+    assert _columns(Console(file=io.StringIO(), width=110, force_terminal=True), 12)["THINWIRE_COLUMNS"] == "100"
     assert _columns(Console(file=io.StringIO(), width=110), 4) == {}
 
 

@@ -9,15 +9,17 @@ import sys
 import textwrap
 from typing import TextIO
 
+LEFT = "THINWIRE_COLUMNS"
 COMMAND = re.compile(r" with: (thinwire .*)$")  # at the end of a sentence: to be copied in one piece
 
 
 def room(stream: TextIO | None = None) -> int | None:
-    """Columns of the terminal, or those that COLUMNS promises; None for files and pipes, which have no edge."""
+    """Columns of the terminal, or those that `thinwire cluster` left of its own; None for files and pipes, which have
+    no edge. COLUMNS alone says nothing about what a pipe leads to: many programs set it."""
     stream = sys.stdout if stream is None else stream
     if stream.isatty():
         return shutil.get_terminal_size().columns
-    columns = os.environ.get("COLUMNS", "")  # `thinwire cluster` has a terminal, and puts host names in front
+    columns = os.environ.get(LEFT, "")
     return int(columns) if columns.isdecimal() and int(columns) else None
 
 

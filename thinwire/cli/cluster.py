@@ -22,6 +22,7 @@ from rich.text import Text
 from thinwire import emulation
 from thinwire.cli._complaints import Complaint, Failure, Interrupted
 from thinwire.cli._display import console
+from thinwire.cli._text import LEFT
 from thinwire.emulation.cluster import check_command
 from thinwire.emulation.settings import check_rank
 
@@ -119,7 +120,8 @@ def _prefix(rank: int, num_hosts: int) -> str:
 
 def _columns(out: Console, num_hosts: int) -> dict[str, str]:
     """What a terminal leaves for a host's lines behind its name; the hosts themselves see a pipe."""
-    return {"COLUMNS": str(max(20, out.width - len(_prefix(0, num_hosts))))} if out.is_terminal else {}
+    columns = str(max(20, out.width - len(_prefix(0, num_hosts))))
+    return {"COLUMNS": columns, LEFT: columns} if out.is_terminal else {}
 
 
 def _printer(out: Console, num_hosts: int) -> Callable[[int, str], None]:

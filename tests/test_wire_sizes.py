@@ -103,15 +103,17 @@ def traffic(method: Method, layout: Layout, size: int, seed: int = 0) -> list[An
     hypers = (Hyper(lr=0.1),) * len(layout.segments)
     weights = tuple(torch.zeros(segment.numel) for segment in layout.segments)
 
+    # Read by one thread: torch's lock of the generator and the interpreter's can wait for each other.
+    before = torch.get_rng_state()
+
     def work(net: ThreadNet) -> tuple[Any, Tensor]:
-        before = torch.get_rng_state()
         aggregator = method.aggregator(net, optimizer_is_sgd=True)
         grad = np.random.default_rng([seed, net.rank]).standard_normal(layout.numel, dtype=np.float32)
         mean = aggregator.mean(Turn(layout, 3, hypers, weights), torch.from_numpy(grad)).clone()
-        assert torch.equal(before, torch.get_rng_state())
         return net.traffic, mean
 
     results = ThreadWorld(size).run(work)
+    assert torch.equal(before, torch.get_rng_state())
     if not isinstance(method, Noop):
         assert all(torch.equal(mean, results[0][1]) for _, mean in results)
     return [counters for counters, _ in results]

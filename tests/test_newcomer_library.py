@@ -304,6 +304,6 @@ def test_a_script_beside_the_clone_finds_the_editable_install(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(site)
-    looked = [sys.executable, "-c", FIND, str(site)]
+    looked = [sys.executable, "-S", "-c", FIND, str(site)]  # without what is installed here already
     found = subprocess.run(looked, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert found.stdout.strip() == str(clone / "thinwire" / "__init__.py"), found.stdout + found.stderr

@@ -140,19 +140,13 @@ class _Counted:
             self.traffic.seconds += time.perf_counter() - start
 
     def _wait(self, works: Sequence[Any], meanwhile: Meanwhile) -> None:
-        """Return when all of them are done, or have failed; ``meanwhile`` is done first, and is no time on the wire."""
+        """Return when all are done, or one has failed; ``meanwhile`` is done first, and is no time on the wire."""
         start = time.perf_counter()
         if meanwhile is not None:
             meanwhile()
             self.traffic.seconds -= time.perf_counter() - start
-        first: BaseException | None = None
-        for work in works:  # all of them: what still travels would be written into memory that is used again
-            try:
-                work.wait()
-            except BaseException as error:
-                first = first or error
-        if first is not None:
-            raise first
+        for work in works:  # after a failure the wire refuses further exchanges: nobody waits for the rest
+            work.wait()
 
     def _count_all_gather(self, nbytes: int) -> None:
         others = self.size - 1

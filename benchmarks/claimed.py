@@ -70,6 +70,7 @@ CLAIMS = (
             Row("ResNet-110, 30 epochs: DGC", "Fig. 3(a): follows dense", "r110-dgc-s*", "r110-dense-s*", LITTLE),
             Row("ours: 0.6 %, 8-bit values, no masking", "-", "r110-ours-s*", "r110-dense-s*", LITTLE),
             Row("VGG-16, 30 epochs: DGC", "-", "vgg-dgc-s*", "vgg-dense-s*", LITTLE, why=SHORT),
+            Row("ours: 0.6 %, 8-bit values, no masking", "-", "vgg-ours-s*", "vgg-dense-s*", LITTLE),
             Row(
                 "PTB, 12 epochs: DGC, 0.1 %",
                 "72.24, dense 72.30 (Table 2)",
@@ -112,8 +113,12 @@ CLAIMS = (
             Row("DGC's default beside it, 30 epochs", "-", "r20-short-ours-s*", None, LITTLE),
             Row("0.6 %, 8-bit values", "-", "r20-gtopk-ours-s*", "r20-dense-s*", LITTLE),
             Row("8 workers", "-", "r20x8-gtopk-s*", None, LITTLE),
-            Row("VGG-16, 0.1 %", "Fig. 5: like dense", "vgg-gtopk-s*", "vgg-dense-s*", LITTLE),
-            Row("LSTM-PTB, 0.5 %", "Fig. 7: close to dense", "ptb-gtopk-s*", "ptb-dense-s*", 1.0),
+            Row("VGG-16, 30 epochs, 0.1 %", "Fig. 5: like dense", "vgg-gtopk-s*", "vgg-dense-s*", LITTLE),
+            Row("density 0.01, momentum correction", "-", "vgg-gtopk-ours-s*", "vgg-dense-s*", LITTLE),
+            Row("LSTM-PTB, 0.5 %", "Fig. 7: close to dense", "ptb-gtopk-plain-s*", "ptb-dense-s*", 1.0),
+            Row("momentum correction", "-", "ptb-gtopk-s*", "ptb-dense-s*", 1.0),
+            Row("density 0.01, momentum correction", "-", "ptb-gtopk-ours-s*", "ptb-dense-s*", 1.0),
+            Row("density 0.03, momentum correction", "-", "ptb-gtopk-0.03-s*", "ptb-dense-s*", 1.0),
         ),
     ),
     Claim(
@@ -167,6 +172,7 @@ CLAIMS = (
         (
             Row("8 workers of 32, 20 epochs: BlockSign", "Fig. 2(c): like SGDM", "r20x8-blocksign-s*", None, LITTLE),
             Row("one-dimensional tensors and the output layer dense", "-", "r20x8-ours-s*", None, LITTLE),
+            Row("the same, 60 epochs", "-", "r20x8l-ours-s*", "r20x8l-dense-s*", LITTLE),
             Row("Signum", "Fig. 2(c): worse", "r20x8-signum-s*", behind=LITTLE),
             Row("no momentum: BlockSign", "like SGD", "r20x8-still-blocksign-s*", "r20x8-still-dense-s*", LITTLE),
             Row("signSGD", "worse", "r20x8-still-signsgd-s*", "r20x8-still-dense-s*", behind=LITTLE),

@@ -105,7 +105,7 @@ RUNS: dict[str, str] = {
         f"r20-gtopk-{density}-s0": f"{R20} --epochs 30 --method gtopk:density={density},{UNCORRECTED}"
         for density in ("0.1", "0.05", "0.01", "0.001", "0.0005")
     },
-    "r20-short-dense-s0": f"{R20} --epochs 30 --method dense",
+    **seeds("r20-short-dense", f"{R20} --epochs 30 --method dense"),
     "vgg-gtopk-s0": f"{VGG} --epochs 30 --method {PAPER_GTOPK},{WARM}",
     "vgg-gtopk-ours-s0": f"{VGG} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true",
     "vgg-ours-s0": f"{VGG} --epochs 30 --method {OURS}",
@@ -135,8 +135,8 @@ RUNS: dict[str, str] = {
     "m30k-gru-dense-s0": f"{M30K_GRU} --method dense",
     "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method {PAPER_GTOPK},{WARM}",
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},momentum_correction=true,values=int8",
-    "r20-gtopk-corrected-s0": f"{R20} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true",
-    "r20-short-ours-s0": f"{R20} --epochs 30 --method {OURS}",
+    **seeds("r20-gtopk-corrected", f"{R20} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true"),
+    **seeds("r20-short-ours", f"{R20} --epochs 30 --method {OURS}"),
     # Fewer images a worker.
     "r20x8-16-blocksign-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {OUR_SIGNS}",
     "r20x8-16-dense-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method dense",

@@ -24,9 +24,7 @@ train: $(STAMP)  ## train 4 local workers with DGC beside dense on the digits sh
 
 test: lint  ## everything CI runs: ruff, mypy, pytest
 	@echo "== pytest"
-	@# Real processes, links and clocks on a busy machine: what fails must fail once more on its own to count.
-	@$(BIN)/pytest -q --durations=20 -n 2 --dist loadfile --no-loadscope-reorder || \
-		{ echo "== once more, alone: what failed"; $(BIN)/pytest -q --last-failed --last-failed-no-failures none; }
+	@$(BIN)/pytest -q --durations=20 -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## ruff and mypy
 	@echo "== ruff"

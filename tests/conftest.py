@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ sys.path[:0] = [p for p in (str(Path(__file__).parent), str(Path(__file__).paren
 
 import data_folders  # noqa: E402
 from cluster import Cluster  # noqa: E402
+
+# Started behind a shell's "&" a process ignores Ctrl-C and hands that on; tests send it to processes of their own.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LONGEST = (
     "test_train.py", "test_faults.py", "test_oracles.py", "test_train_more.py", "test_cluster_emulation.py",

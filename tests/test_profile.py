@@ -11,9 +11,11 @@ from cluster import Cluster
 from torch import Tensor, nn
 
 import thinwire
+from thinwire.compressors.topk import _Carried
 from thinwire.cost import Bucket, Workload
+from thinwire.dry import DryRun
 from thinwire.probe import Link
-from thinwire.profile import Transfer, cut, frames_grow, measure_exchange, measure_profile, measure_work
+from thinwire.profile import UNTIMED, Transfer, cut, frames_grow, measure_exchange, measure_profile, measure_work
 from thinwire.transport import ThreadNet, ThreadWorld, TorchNet
 
 ROWS = (("a.weight", 0, torch.Size([64, 300])), ("a.bias", 1, torch.Size([64])), ("b.weight", 2, torch.Size([900, 40])))
@@ -60,6 +62,28 @@ def test_of_a_long_exchange_a_share_is_rehearsed() -> None:
     (factor, sent), _ = ThreadWorld(2).run(work)
     assert 0.08 * numel < sent < 0.12 * numel
     assert factor == 0.25  # 0.02 s for what was planned as 2 s is odd, and taken as no better than this
+
+
+@pytest.mark.parametrize("spec", ["dgc:density=0.01", "gtopk:density=0.001,momentum_correction=false"])
+def test_a_rehearsal_is_no_worse_to_a_carried_threshold_than_training(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that has to search the whole gradient takes several times as long: the timed ones do not."""
+    seen: list[tuple[int | None, int]] = []
+    update = _Carried.update
+
+    def noting(self: _Carried, passed: int | None, k: int, smallest: float) -> None:
+        seen.append((passed, k))
+        update(self, passed, k, smallest)
+
+    monkeypatch.setattr(_Carried, "update", noting)
+    run = DryRun(thinwire.parse_method(spec), [(("a.weight", 0, torch.Size([1000, 600])),)], 4, True, CPU)
+    for _ in range(UNTIMED):
+        run.seconds()
+    seen.clear()
+    for _ in range(10):
+        run.seconds()
+    assert len(seen) == 10 and all(passed is not None and passed >= k for passed, k in seen), seen
 
 
 def test_cutting_keeps_names_order_and_vectors() -> None:

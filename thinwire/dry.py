@@ -16,6 +16,7 @@ from thinwire.protocols import Aggregator
 from thinwire.transport import Meanwhile, Net, Traffic
 
 NOISE = 2**18  # random numbers that are enough to repeat: drawing a whole model's takes longer than exchanging it
+STRIDE = 7919  # how far along in them the next step begins
 HYPER = Hyper(lr=0.1, momentum=0.9, weight_decay=5e-4)
 
 
@@ -81,17 +82,19 @@ class Rehearsal:
         self.layouts = list(layouts)
         self._aggregator: Aggregator = method.aggregator(net, sgd)
         noise = torch.randn(NOISE, generator=torch.Generator().manual_seed(net.rank)).to(device)
-        self._gradients = [noise.repeat(-(-layout.numel // NOISE))[: layout.numel] for layout in self.layouts]
-        self._weights = [torch.zeros_like(gradient) for gradient in self._gradients]
-        self._bucket = torch.empty(max(layout.numel for layout in self.layouts), device=device)
+        longest = max(layout.numel for layout in self.layouts)
+        self._noise = noise.repeat(1 + -(-longest // NOISE))  # (longest or more, + NOISE,)
+        self._weights = [torch.zeros(layout.numel, device=device) for layout in self.layouts]
+        self._bucket = torch.empty(longest, device=device)
         self._device, self._step = device, 0
 
     def seconds(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """What one step's exchanges take on this clock; over a real net a collective call."""
-        factor, taken_s = 1.0 + 0.1 * (self._step % 3), 0.0  # not the same numbers at every step
-        for layout, gradient, weights in zip(self.layouts, self._gradients, self._weights, strict=True):
+        # Not the same numbers at every step, but ones of the same size, as a method's carried thresholds expect.
+        first, taken_s = self._step * STRIDE % NOISE, 0.0
+        for layout, weights in zip(self.layouts, self._weights, strict=True):
             # Written right before, to memory that is there: so backward leaves a bucket, too.
-            parts = layout.split(torch.mul(gradient, factor, out=self._bucket[: layout.numel]))
+            parts = layout.split(self._bucket[: layout.numel].copy_(self._noise[first : first + layout.numel]))
             turn = Turn(layout, self._step, (HYPER,) * len(layout.segments), layout.split(weights))
             self._wait()
             start = clock()

@@ -96,7 +96,7 @@ class Net(Protocol):
 
     def send(self, peer: int, frame: Tensor) -> None: ...
 
-    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor: ...
+    def receive(self, peer: int, nbytes: int) -> Tensor: ...
 
     def broadcast(self, tensor: Tensor, root: int) -> None: ...  # in place
 
@@ -321,9 +321,9 @@ class TorchNet(_Counted):
         self.traffic.count(frame.numel(), frame.numel(), 0)
         self._point_to_point((dist.isend, self.to_wire(frame), peer))
 
-    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor:
+    def receive(self, peer: int, nbytes: int) -> Tensor:
         self.traffic.count(0, 0, nbytes)
-        frame = room if room is not None else torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        frame = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         self._point_to_point((dist.irecv, frame, peer))
         return frame
 
@@ -497,7 +497,7 @@ class ThreadNet(_Counted):
         self.traffic.count(frame.numel(), frame.numel(), 0)
         self.world._mail[self.rank, peer].put(frame.clone())
 
-    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor:
+    def receive(self, peer: int, nbytes: int) -> Tensor:
         self.traffic.count(0, 0, nbytes)
         frame = self.world.receive(peer, self.rank)
         assert frame.numel() == nbytes, "receive: a frame has an unexpected length"

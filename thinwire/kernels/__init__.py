@@ -197,10 +197,6 @@ def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple
     return _home(a).union_add(a, a_values, b, b_values)
 
 
-def contained(wanted: Tensor, indices: Tensor) -> Tensor:
-    return _home(wanted).contained(wanted, indices)
-
-
 def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
     return _home(parts[0]).first_nonfinite(parts) if parts else None
 
@@ -348,22 +344,6 @@ def unpack_trits(packed: Tensor, count: int) -> Tensor:
     return _home(packed).unpack_trits(packed, count)
 
 
-def pack_uints(values: Tensor, bits: int) -> Tensor:
-    return _home(values).pack_uints(values, bits)
-
-
-def unpack_uints(packed: Tensor, count: int, bits: int) -> Tensor:
-    return _home(packed).unpack_uints(packed, count, bits)
-
-
-def rice_unary_bits(gaps: Tensor, parameters: range) -> list[int]:
-    return _home(gaps).rice_unary_bits(gaps, parameters)
-
-
-def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:
-    return _home(gaps).rice_encode(gaps, parameter)
-
-
 def rice_indices(
     streams: Sequence[RiceStream], numel: int, outs: Sequence[Tensor] | None = None
 ) -> list[tuple[Tensor, int]]:
@@ -386,7 +366,6 @@ __all__ = [
     "checksum_around",
     "clipped_scalers",
     "coins",
-    "contained",
     "describe",
     "encode_rice_frame",
     "encode_ternary_frame",
@@ -406,11 +385,8 @@ __all__ = [
     "pack_bits",
     "pack_signs",
     "pack_trits",
-    "pack_uints",
     "remaining",
-    "rice_encode",
     "rice_indices",
-    "rice_unary_bits",
     "rice_unary_bits_of",
     "rice_write",
     "scatter_add",
@@ -430,7 +406,6 @@ __all__ = [
     "union_add",
     "unpack_bits",
     "unpack_trits",
-    "unpack_uints",
     "watch",
     "write_levels",
     "write_signs",

@@ -52,10 +52,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_unpack_bits": (None, [_PTR, _I64, _PTR, _I32]),
     "tw_pack_trits": (None, [_PTR, _I64, _PTR, _I32]),
     "tw_unpack_trits": (None, [_PTR, _I64, _PTR, _I32]),
-    "tw_pack_uints": (None, [_PTR, _I64, _I32, _PTR]),
-    "tw_unpack_uints": (None, [_PTR, _I64, _I64, _I32, _PTR]),
-    "tw_rice_unary_bits": (None, [_PTR, _I64, _I32, _I32, _PTR]),
-    "tw_rice_encode": (None, [_PTR, _I64, _I32, _PTR, _PTR]),
     "tw_rice_unary_bits_of": (None, [_PTR, _I64, _I32, _I32, _PTR]),
     "tw_rice_encode_of": (None, [_PTR, _I64, _I32, _PTR, _PTR]),
     "tw_rice_indices": (None, [_I64] + [_PTR] * 6 + [_I64, _PTR, _I32, _PTR, _I32]),
@@ -226,13 +222,6 @@ def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple
         values.data_ptr(),
     )  # fmt: skip
     return widened(indices[:count], like), values[:count]
-
-
-def contained(wanted: Tensor, indices: Tensor) -> Tensor:
-    wanted, indices = narrow(wanted), narrow(indices)
-    mask = torch.ones(wanted.numel(), dtype=torch.bool)
-    _lib().tw_mask_contained(wanted.data_ptr(), wanted.numel(), indices.data_ptr(), indices.numel(), mask.data_ptr())
-    return mask
 
 
 def accumulate(
@@ -407,34 +396,6 @@ def unpack_trits(packed: Tensor, count: int) -> Tensor:
     packed, out = packed.contiguous(), torch.empty(count, dtype=torch.int8)
     _lib().tw_unpack_trits(packed.data_ptr(), count, out.data_ptr(), _threads())
     return out
-
-
-def pack_uints(values: Tensor, bits: int) -> Tensor:
-    values, out = _ready(values, torch.int64), torch.zeros(-(-values.numel() * bits // 8), dtype=torch.uint8)
-    _lib().tw_pack_uints(values.data_ptr(), values.numel(), bits, out.data_ptr())
-    return out
-
-
-def unpack_uints(packed: Tensor, count: int, bits: int) -> Tensor:
-    packed, out = packed.contiguous(), torch.empty(count, dtype=torch.int64)
-    _lib().tw_unpack_uints(packed.data_ptr(), packed.numel(), count, bits, out.data_ptr())
-    return out
-
-
-def rice_unary_bits(gaps: Tensor, parameters: range) -> list[int]:
-    gaps, out = _ready(gaps, torch.int64), (_I64 * len(parameters))()
-    assert parameters.step == 1, "the library takes neighbours"
-    _lib().tw_rice_unary_bits(gaps.data_ptr(), gaps.numel(), parameters.start, len(parameters), out)
-    return list(out)
-
-
-def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:
-    gaps = _ready(gaps, torch.int64)
-    low = torch.zeros(-(-gaps.numel() * parameter // 8), dtype=torch.uint8)
-    (bits,) = rice_unary_bits(gaps, range(parameter, parameter + 1))
-    unary = torch.zeros(-(-bits // 8), dtype=torch.uint8)
-    _lib().tw_rice_encode(gaps.data_ptr(), gaps.numel(), parameter, low.data_ptr(), unary.data_ptr())
-    return low, unary
 
 
 def rice_indices(

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import parse_method
-from thinwire.transport import _ROUNDS_FROM, Net, ThreadWorld, TorchNet
+from thinwire.transport import Net, ThreadWorld, TorchNet
+from thinwire.transport.processes import ROUNDS_FROM
 
 
 def exchanged(group: dist.ProcessGroup, longest: int, only_first: bool) -> list[tuple[int, int]]:
@@ -35,7 +36,7 @@ def gathered(group: dist.ProcessGroup, nbytes: int, with_room: bool) -> tuple[li
     return got, net.traffic.sent
 
 
-@pytest.mark.parametrize("nbytes", [100, _ROUNDS_FROM + 100])
+@pytest.mark.parametrize("nbytes", [100, ROUNDS_FROM + 100])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_frames_come_one_after_the_other(cluster: Any, ranks: int, nbytes: int) -> None:
     for with_room in (True, False):
@@ -56,7 +57,7 @@ def gathered_at_once(group: dist.ProcessGroup, nbytes: int, with_room: bool) -> 
     return done, net.traffic.sent, net.traffic.received
 
 
-@pytest.mark.parametrize("nbytes", [100, _ROUNDS_FROM + 100])
+@pytest.mark.parametrize("nbytes", [100, ROUNDS_FROM + 100])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_all_frames_are_gathered_and_the_meantime_is_used_once(cluster: Any, ranks: int, nbytes: int) -> None:
     for with_room in (True, False):
@@ -64,7 +65,7 @@ def test_all_frames_are_gathered_and_the_meantime_is_used_once(cluster: Any, ran
             assert done == [1] and sent == received == (ranks - 1) * nbytes
 
 
-@pytest.mark.parametrize("longest", [100, _ROUNDS_FROM + 100])
+@pytest.mark.parametrize("longest", [100, ROUNDS_FROM + 100])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_everybody_gets_what_is_meant_for_him(cluster: Any, ranks: int, longest: int) -> None:
     for rank, got in enumerate(cluster.run(exchanged, ranks, longest, False)):

@@ -40,6 +40,7 @@ LAYERS = [
     {"kept"},
     {"watching"},
     {"saving"},
+    {"stepping"},
     {"wire", "cost"},
     {"dry"},
     {"profile"},

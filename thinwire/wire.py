@@ -16,7 +16,7 @@ from thinwire.groups import check_agreement, give_back, own_net, timeout_of
 from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, shaped_like
-from thinwire.lookout import lookout_of
+from thinwire.lookout import Lookout, lookout_of
 from thinwire.merging import Merger, choice
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
@@ -89,6 +89,12 @@ class Wire(Stepper):
     def __repr__(self) -> str:
         state = "" if self._attached else ", detached"
         return f"<thinwire.Wire {self.method}, rank {self._net.rank} of {self._net.size}, {self._step} steps{state}>"
+
+    @property
+    def lookout(self) -> Lookout:
+        """What finds out who is missing when an exchange fails. Other nets over the same ranks may use it, too, until
+        this wire is detached."""
+        return self._lookout
 
     # ----------------------------------------------------------------------------------------- what a user calls
 

@@ -22,14 +22,14 @@ from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import Body
 from thinwire.codecs.indices import IndexPlan, RiceSections, decode_indices, index_budget
 from thinwire.codecs.values import decode_values, encode_values, saturating_half, value_sections_nbytes
-from thinwire.kernels import cpu, reference
+from thinwire.kernels import cpu, native, reference
 from thinwire.layout import Layout, Turn
 from thinwire.payloads import Sparse
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
 CPU = torch.device("cpu")
 SIZES = [0, 1, 7, 1023, 4097]
-HOMES = [reference] + ([cpu] if cpu.library() is not None else [])
+HOMES = [reference] + ([cpu] if native.library() is not None else [])
 every_home = pytest.mark.parametrize("home", HOMES, ids=lambda home: home.__name__.split(".")[-1])
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 LARGEST, SMALLEST = struct.unpack("<ff", bytes.fromhex("ffff7f7f01000000"))  # of float32; the second is denormal

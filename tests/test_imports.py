@@ -27,7 +27,7 @@ LAYERS = [
     {"errors", "stats", "schedules", "timing", "starting"},
     {"kernels", "lookout"},
     {"layout", "transport", "scratch"},
-    {"payloads"},
+    {"payloads", "named_state"},
     {"memory"},
     {"protocols"},
     {"codecs", "compressors"},

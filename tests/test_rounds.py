@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from thinwire import merging
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import parse_method
 from thinwire.transport import Net, ThreadWorld, TorchNet
@@ -102,3 +103,23 @@ def test_long_frames_give_the_bits_that_frames_in_one_piece_give(cluster: Any, s
     by_threads = ThreadWorld(3).run(lambda net: averaged(net, spec, 2))
     assert by_processes == by_threads
     assert by_processes[0] == by_processes[1] == by_processes[2]
+
+
+def measured(group: dist.ProcessGroup) -> tuple[int, int]:
+    """How many rounds the all-gathers need by which buckets are grouped: of tiny frames and of long ones."""
+    net = TorchNet(group, torch.device("cpu"))
+    rounds: list[int] = []
+
+    def counted(*operations: Any, **options: Any) -> None:
+        rounds.append(1)
+        TorchNet._point_to_point(net, *operations, **options)
+
+    net._point_to_point = counted  # type: ignore[method-assign]
+    merging._all_gather_s(net, 64, 1)
+    tiny = len(rounds)
+    merging._all_gather_s(net, ROUNDS_FROM, 1)
+    return tiny, len(rounds) - tiny
+
+
+def test_the_bandwidth_is_measured_with_the_way_that_frames_go(cluster: Any) -> None:
+    assert cluster.run(measured, 3) == [(0, 2)] * 3

@@ -50,6 +50,10 @@ class DGC(Method):
     four epochs, whose length in steps is yours to give. The paper's own setting is
     ``DGC(density=0.001, values="fp32", factor_masking=True)``.
 
+    ``scope="model"`` chooses the largest elements of the whole model instead of each tensor's: layers with large
+    gradients, most often the small ones near the input, then send more. It waits for the end of backward, so nothing
+    overlaps with that.
+
     Tensors of fewer than ``dense_below`` elements, and one-dimensional ones, travel dense in the same frame; 0
     compresses everything. ``warmup`` as a number is the length in steps of the paper's 25 %, 6.25 %, ... ramp.
     ``clip_norm`` (here and in every method that accumulates) is the norm at which the mean gradient would be clipped:
@@ -59,8 +63,9 @@ class DGC(Method):
     in the residual. ``residual="bf16"`` (here and in every method with a memory) keeps residuals and velocities in half
     the memory, rounded up or down by chance so that on average nothing is lost.
 
-    density              the share of every tensor that is sent in a step, in (0, 1]
+    density              the share of every tensor, or of the model, that is sent in a step, in (0, 1]
     selection            "exact": the largest elements; "sampled": a threshold estimated from a sample
+    scope                what they are the largest of: "tensor" (each one), "model"
     momentum_correction  accumulate velocities instead of gradients; needs torch.optim.SGD
     factor_masking       clear the velocity of what was sent (section 2.3)
     clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
@@ -75,6 +80,7 @@ class DGC(Method):
     name: ClassVar[str] = "dgc"
     density: float = 0.006
     selection: str = "exact"
+    scope: str = "tensor"
     momentum_correction: bool = True
     factor_masking: bool = False
     clip_norm: float | None = None
@@ -88,6 +94,7 @@ class DGC(Method):
     def __post_init__(self) -> None:
         check_density(self)
         one_of(self, "selection", ("exact", "sampled"))
+        one_of(self, "scope", ("tensor", "model"))
         one_of(self, "values", tuple(VALUE_CODES))
         one_of(self, "indices", tuple(INDEX_CODES))
         one_of(self, "residual", ("fp32", "bf16"))
@@ -103,9 +110,10 @@ class DGC(Method):
         memory = clipped(_momentum_memory(self, self.momentum_correction, self.factor_masking), self.clip_norm, net)
         warmup = _schedule(self.warmup, ExponentialWarmup)
         scratch = Scratch()
-        compressor = TopK(self.density, warmup, sampled=self.selection == "sampled", scratch=scratch)
-        # Clipping needs the norm of the whole gradient, so it waits for the last bucket.
-        whole = self.clip_norm is not None
+        per_tensor, sampled = self.scope == "tensor", self.selection == "sampled"
+        compressor = TopK(self.density, warmup, per_tensor, sampled, scratch)
+        # Both the norm of the whole gradient and its largest elements are known after the last bucket only.
+        whole = self.clip_norm is not None or not per_tensor
         collective = AllGather(self.codec, scratch)
         return Exchange(memory, compressor, collective, net, whole_model=whole, scratch=scratch)
 

@@ -14,7 +14,6 @@ consecutive lines of the codecs, or a new sentence, become seeds. The same seed 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import mmap
 import multiprocessing
@@ -37,7 +36,7 @@ from fuzz_native import build_native, build_sanitized_library, run_native, why_n
 from fuzz_targets import CPU
 
 from thinwire.bench.rows import commit, hardware, today
-from thinwire.kernels import cpu
+from thinwire.kernels import native
 
 ADDRESS_SPACE_SLACK = 256 << 20
 HANG_SECONDS = 120
@@ -70,11 +69,9 @@ def _work(worker: int, seed: int, frames: int, seconds: float, notes: str, libra
 
 def _load(path: str) -> None:
     """Use this build of the native library."""
-    loaded = ctypes.CDLL(path)
-    for name, (result, arguments) in cpu._SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
-    cpu.library = lambda: loaded  # type: ignore[assignment]
+    loaded = native.load(Path(path))
+    assert not isinstance(loaded, str), loaded
+    native.library = lambda: loaded
 
 
 def _watch(process: Any, notes: Path, inbox: Connection) -> Report:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thinwire import kernels
 from thinwire.codecs import frame as frame_module
 from thinwire.errors import FrameError
-from thinwire.kernels import cpu, reference, serving
+from thinwire.kernels import cpu, native, reference, serving
 
 # Torch may make this much of a frame: plain torch turns every bit of a Rice code into an int64, twice.
 ALLOCATION_FACTOR, ALLOCATION_FLOOR = 256, 16384
@@ -80,7 +80,7 @@ class Allocations(TorchDispatchMode):
 
 
 def homes() -> list[ModuleType]:
-    return [reference, cpu] if cpu.library() is not None else [reference]
+    return [reference, cpu] if native.library() is not None else [reference]
 
 
 @contextmanager

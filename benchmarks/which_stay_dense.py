@@ -44,16 +44,16 @@ class SmallCifar10(Cifar10):
         return resnet(8)
 
 
-def trained(recipe: SmallCifar10, spec: str) -> Outcome:
+def trained(recipe: SmallCifar10, spec: str, workers: int = WORKERS, epochs: int = EPOCHS) -> Outcome:
     def report(event: object) -> None:
         if isinstance(event, Epoch):
             print(f"    epoch {event.epoch}: loss {event.loss:.3f}, accuracy {event.metric:.1f} %", flush=True)
 
     def work(net: ThreadNet) -> Outcome:
-        training = ThreadTraining(recipe, spec, Plan(EPOCHS, seed=0), net, report if net.rank == 0 else lambda _: None)
+        training = ThreadTraining(recipe, spec, Plan(epochs, seed=0), net, report if net.rank == 0 else lambda _: None)
         return training.run(None, 0, [], lambda: False)
 
-    outcome: Outcome = ThreadWorld(WORKERS, timeout_s=300, one_at_a_time=True).run(work)[0]
+    outcome: Outcome = ThreadWorld(workers, timeout_s=300, one_at_a_time=True).run(work)[0]
     return outcome
 
 

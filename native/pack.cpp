@@ -9,15 +9,6 @@ namespace {
 // Eight 0/1 bytes to one byte: the multiplication gathers the lowest bits of all eight at the top.
 inline uint8_t gather_bits(uint64_t eight) { return static_cast<uint8_t>((eight * 0x0102040810204080ull) >> 56); }
 
-inline void put_bits(uint8_t* out, int64_t at, uint32_t value, int bits) {
-  int64_t byte = at >> 3;
-  uint64_t shifted = static_cast<uint64_t>(value) << (at & 7);
-  for (int done = -(static_cast<int>(at) & 7); done < bits; done += 8) {
-    out[byte++] |= static_cast<uint8_t>(shifted);
-    shifted >>= 8;
-  }
-}
-
 inline uint32_t get_bits(const uint8_t* in, int64_t nbytes, int64_t at, int bits) {
   uint64_t window = 0;
   int64_t byte = at >> 3, available = std::min<int64_t>(8, nbytes - byte);
@@ -82,45 +73,30 @@ THINWIRE_API void tw_unpack_trits(const uint8_t* packed, int64_t n, int8_t* out,
   });
 }
 
-// `out` must be zero; bits <= 32.
-THINWIRE_API void tw_pack_uints(const int64_t* values, int64_t n, int bits, uint8_t* out) {
-  for (int64_t i = 0; i < n; ++i) put_bits(out, i * bits, static_cast<uint32_t>(values[i]), bits);
-}
-
-THINWIRE_API void tw_unpack_uints(const uint8_t* packed, int64_t nbytes, int64_t n, int bits, int64_t* out) {
-  for (int64_t i = 0; i < n; ++i) out[i] = get_bits(packed, nbytes, i * bits, bits);
-}
-
 namespace {
 
-// Gaps that are given, and those between rising indices.
-struct Gaps {
-  const int64_t* gaps;
-  uint64_t operator()(int64_t i) const { return static_cast<uint64_t>(gaps[i]); }
-};
+// What lies between a rising index and the one before it.
+inline uint64_t gap_before(const uint32_t* indices, int64_t i) { return i ? indices[i] - indices[i - 1] - 1 : indices[0]; }
 
-struct GapsOf {
-  const uint32_t* indices;
-  uint64_t operator()(int64_t i) const { return i ? indices[i] - indices[i - 1] - 1 : indices[0]; }
-};
+}  // namespace
 
-template <typename Source>
-void rice_unary_bits(const Source& gap, int64_t n, int first, int choices, int64_t* out) {
+// Bits of all quotients in unary, for each Rice parameter of [first, first + choices).
+THINWIRE_API void tw_rice_unary_bits_of(const uint32_t* indices, int64_t n, int first, int choices, int64_t* out) {
   for (int c = 0; c < choices; ++c) {
     uint64_t sum = static_cast<uint64_t>(n);
-    for (int64_t i = 0; i < n; ++i) sum += gap(i) >> (first + c);
+    for (int64_t i = 0; i < n; ++i) sum += gap_before(indices, i) >> (first + c);
     out[c] = static_cast<int64_t>(sum);
   }
 }
 
-// Bits are gathered in a word of their own and leave it by fours of bytes; `unary` must be zero.
-template <typename Source>
-void rice_encode(const Source& gap, int64_t n, int parameter, uint8_t* low, uint8_t* unary) {
+// Bits are gathered in a word of their own and leave it by fours of bytes. parameter <= 30; `unary` must be zero, and both
+// large enough.
+THINWIRE_API void tw_rice_encode_of(const uint32_t* indices, int64_t n, int parameter, uint8_t* low, uint8_t* unary) {
   const uint64_t mask = (uint64_t{1} << parameter) - 1;
   uint64_t word = 0, at = ~uint64_t{0};
   int filled = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t here = gap(i);
+    const uint64_t here = gap_before(indices, i);
     word |= (here & mask) << filled;
     filled += parameter;
     if (filled >= 32) {
@@ -133,26 +109,6 @@ void rice_encode(const Source& gap, int64_t n, int parameter, uint8_t* low, uint
     unary[at >> 3] |= static_cast<uint8_t>(1u << (at & 7));
   }
   if (filled) std::memcpy(low, &word, static_cast<size_t>((filled + 7) / 8));
-}
-
-}  // namespace
-
-// Bits of all quotients in unary, for each Rice parameter of [first, first + choices).
-THINWIRE_API void tw_rice_unary_bits(const int64_t* gaps, int64_t n, int first, int choices, int64_t* out) {
-  rice_unary_bits(Gaps{gaps}, n, first, choices, out);
-}
-
-THINWIRE_API void tw_rice_unary_bits_of(const uint32_t* indices, int64_t n, int first, int choices, int64_t* out) {
-  rice_unary_bits(GapsOf{indices}, n, first, choices, out);
-}
-
-// parameter <= 30; `unary` must be zero, and both large enough.
-THINWIRE_API void tw_rice_encode(const int64_t* gaps, int64_t n, int parameter, uint8_t* low, uint8_t* unary) {
-  rice_encode(Gaps{gaps}, n, parameter, low, unary);
-}
-
-THINWIRE_API void tw_rice_encode_of(const uint32_t* indices, int64_t n, int parameter, uint8_t* low, uint8_t* unary) {
-  rice_encode(GapsOf{indices}, n, parameter, low, unary);
 }
 
 namespace {

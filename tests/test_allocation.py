@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
-from thinwire.kernels import cpu
+from thinwire.kernels import native
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import parse_method
 from thinwire.transport import TorchNet
@@ -71,7 +71,7 @@ def test_allocations_are_seen() -> None:
     assert counted.peak == 8000 and counted.live == 8000 and b.shape == c.shape
 
 
-needs_native = pytest.mark.skipif(cpu.library() is None, reason=f"no native library here: {cpu.why_not()}")
+needs_native = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
 
 
 PAPERS = [PAPER_DGC, "dgc:density=0.001", PAPER_GTOPK]

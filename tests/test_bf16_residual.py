@@ -12,7 +12,8 @@ from workers import LR, Run
 
 import thinwire
 from thinwire.layout import Hyper, Layout, Turn
-from thinwire.memory import ErrorFeedback, MomentumCorrection, NamedState, RescaledError, round_by_chance
+from thinwire.memory import ErrorFeedback, MomentumCorrection, RescaledError
+from thinwire.named_state import NamedState, round_by_chance
 from thinwire.transport import ThreadNet, ThreadWorld
 
 METHODS = [

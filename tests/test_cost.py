@@ -134,7 +134,8 @@ def test_impossible_arguments_are_refused(bad: object) -> None:
 
 ROWS = [("a.weight", 0, torch.Size([64, 300])), ("a.bias", 1, torch.Size([64])), ("b.weight", 2, torch.Size([9000, 4])),
         ("b.scale", 3, torch.Size([5000]))]  # fmt: skip
-SPECS = ["dgc:density=0.01", "gtopk:density=0.01", "terngrad", "terngrad:share_scaler=false", "blocksign",
+SPECS = ["dgc:density=0.01", "dgc:density=0.001,scope=model,dense_below=0", "gtopk:density=0.01", "terngrad",
+         "terngrad:share_scaler=false", "blocksign",
          "blocksign:two_way=false", "blocksign:block=512", "signsgd", "dropping", "dense", "dense:dtype=bf16", "noop",
          "terngrad:exclude=b.*", "terngrad:topology=server", "signsgd:topology=server",
          "terngrad:scaler=model"]  # fmt: skip

@@ -11,9 +11,11 @@ import torch.distributed as dist
 from test_regroup import Crossed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import thinwire
 from thinwire import regroup
+from thinwire.ddp import exchanged_by_ddp
 
 METHODS = ["dgc", "terngrad", "gtopk", "dense"]  # int8 in groups of its own, buckets that merge, the whole model, plain
 
@@ -64,6 +66,32 @@ def test_a_parameter_that_ddp_does_not_know_so_is_refused_on_every_rank(cluster:
     for raised in cluster.run(work, 2, spec, expect_errors=True, timeout_s=30):
         assert raised.type == "ValueError", raised
         assert "'layers.1.weight' is " in raised.message and "wrap the module in a new DDP" in raised.message
+
+
+class Recorder(TorchDispatchMode):
+    """Which of torch's operations were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def asked(group: dist.ProcessGroup) -> list[str]:
+    model, optimizer = made(group, frozen=True)
+    one_step(model, optimizer, 0)
+    with Recorder() as recorder:
+        exchanged = exchanged_by_ddp(model)
+    assert {id(p) for p in exchanged} == {id(p) for p in model.parameters() if p.requires_grad}
+    return recorder.seen
+
+
+def test_ddp_is_asked_about_its_parameters_without_memory_of_the_gradients_size(cluster: Any) -> None:
+    for seen in cluster.run(asked, 2):
+        assert set(seen) == {"detach"}, "no zeros, nothing is copied"
 
 
 class Fuse(torch.autograd.Function):

@@ -20,7 +20,7 @@ from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.collectives.shards import shards
 from thinwire.compressors import Ternarize
 from thinwire.errors import FrameError
-from thinwire.kernels import cpu, reference
+from thinwire.kernels import cpu, native, reference
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.payloads import Sparse, TernaryDraw
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(cpu.library() is None, reason=f"no native library here: {cpu.why_not()}")
+pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
 
 
 @pytest.fixture(scope="session")
@@ -41,17 +41,17 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     sources = sorted(str(file) for file in (ROOT / "native").glob("*.cpp") if file.name != "fuzz.cpp")
     flags = ["-O2", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-DTHINWIRE_PORTABLE"]
     subprocess.run([compiler, "-shared", "-fPIC", *flags, *sources, "-pthread", "-o", str(path)], check=True)
-    loaded = cpu.load(path)
+    loaded = native.load(path)
     assert isinstance(loaded, ctypes.CDLL), loaded
     return loaded
 
 
 @pytest.fixture(params=["this machine's loops", "portable"])
-def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run a test with both versions of the hot loops."""
     if request.param == "portable":
-        monkeypatch.setattr(cpu, "_lib", lambda: request.getfixturevalue("portable"))
-        assert cpu.vectors() == "portable"
+        monkeypatch.setattr(native, "lib", lambda: request.getfixturevalue("portable"))
+        assert native.vectors() == "portable"
     yield
 
 
@@ -60,16 +60,16 @@ def vector(seed: int, numel: int, size: float = 1.0) -> Tensor:
 
 
 def test_a_library_that_does_not_load_says_why(tmp_path: Path) -> None:
-    assert "was not built" in str(cpu.load(tmp_path / "_native.so"))
+    assert "was not built" in str(native.load(tmp_path / "_native.so"))
     (tmp_path / "_native.so").write_bytes(b"no library")
-    reason = cpu.load(tmp_path / "_native.so")
+    reason = native.load(tmp_path / "_native.so")
     assert isinstance(reason, str) and "could not be loaded" in reason and "_native.so" in reason
 
 
 def test_info_says_which_loops_run() -> None:
-    assert cpu.vectors() in ("AVX-512", "AVX2", "portable")
+    assert native.vectors() in ("AVX-512", "AVX2", "portable")
     if kernels.home_name(CPU) == "native":
-        assert cpu.vectors() in kernels.describe()
+        assert native.vectors() in kernels.describe()
 
 
 # ------------------------------------------------------------------------------------------------------------ TernGrad
@@ -77,7 +77,7 @@ def test_info_says_which_loops_run() -> None:
 
 @pytest.mark.parametrize("shift", [0.0, 3.0, -1000.0])
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e25])
-def test_moments(native: None, size: float, shift: float) -> None:
+def test_moments(loops: None, size: float, shift: float) -> None:
     parts = [(vector(n, n) + shift) * size for n in (1, 31, 32, 1000, 1024, 70_001, 200_000)]
     deviations, largest = cpu.moments(parts)
     for part, deviation, most in zip(parts, deviations.tolist(), largest.tolist(), strict=True):
@@ -88,7 +88,7 @@ def test_moments(native: None, size: float, shift: float) -> None:
         assert abs(deviation - exact) <= 2 * rounding + 1e-45
 
 
-def test_moments_do_not_depend_on_threads(native: None) -> None:
+def test_moments_do_not_depend_on_threads(loops: None) -> None:
     parts = [vector(1, 300_001), vector(2, 65_536), vector(3, 5)]
     threads = torch.get_num_threads()
     try:
@@ -101,7 +101,7 @@ def test_moments_do_not_depend_on_threads(native: None) -> None:
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-def test_moments_of_what_is_not_finite(native: None) -> None:
+def test_moments_of_what_is_not_finite(loops: None) -> None:
     for bad in (float("nan"), float("inf"), float("-inf")):
         for place in (0, 700, 99_999):
             x = vector(0, 100_000)
@@ -129,7 +129,7 @@ def test_ternarize_packed(portable: ctypes.CDLL, numels: list[int], seed: int, c
     expected = reference.ternarize_packed(parts, scales, keys, limits)
     assert torch.equal(cpu.ternarize_packed(parts, scales, keys, limits), expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "_lib", lambda: portable)
+        patch.setattr(native, "lib", lambda: portable)
         assert torch.equal(cpu.ternarize_packed(parts, scales, keys, limits), expected)
 
 
@@ -224,9 +224,9 @@ def test_rice_indices(portable: ctypes.CDLL, data: st.DataObject, numel: int, th
     expected = reference.rice_indices(streams, limit)
     before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "_threads", lambda: threads)
+        patch.setattr(native, "threads", lambda: threads)
         results = [cpu.rice_indices(streams, limit)]
-        patch.setattr(cpu, "_lib", lambda: portable)
+        patch.setattr(native, "lib", lambda: portable)
         results.append(cpu.rice_indices(streams, limit))
     assert torch.get_num_threads() == before
     for got in results:
@@ -253,7 +253,7 @@ def test_scatter_add(numels: list[int], seed: int, num_lists: int, threads: int)
         lists.append((torch.from_numpy(indices), torch.from_numpy(values)))
     ours, theirs = ([torch.ones(numel) for numel in numels] for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "_threads", lambda: threads)
+        patch.setattr(native, "threads", lambda: threads)
         cpu.scatter_add(ours, starts, lists, 0.25)
     reference.scatter_add(theirs, starts, lists, 0.25)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -304,7 +304,7 @@ def test_select_scopes(numels: list[int], seed: int, threshold: float | None) ->
 
 @pytest.mark.parametrize("kind", ["normal", "heavy", "few", "equal", "rising", "nan"])
 @pytest.mark.parametrize("k", [1, 70, 5000, 150_000])
-def test_select_topk_of_a_long_vector(native: None, kind: str, k: int) -> None:
+def test_select_topk_of_a_long_vector(loops: None, kind: str, k: int) -> None:
     """The sample may be misled: by few large elements, by equal ones, by an order; the choice is exact all the same."""
     x = vector(7, 200_003)
     if kind == "heavy":
@@ -338,7 +338,6 @@ def test_lists(seed: int, sizes: tuple[int, int]) -> None:
         assert torch.equal(forth[0], back[0]) and same_bits(forth[1], back[1])
     ours, theirs = cpu.union_add(a, a_values, b, b_values), reference.union_add(a, a_values, b, b_values)
     assert torch.equal(ours[0], theirs[0]) and same_bits(ours[1], theirs[1])
-    assert torch.equal(cpu.contained(a, b), reference.contained(a, b))
     x = vector(seed % 100, 400)
     x[:6] = odd
     ours_x, theirs_x = x.clone(), x.clone()

@@ -21,7 +21,7 @@ from fuzz_targets import make_targets
 
 from thinwire.codecs import frame as frame_module
 from thinwire.errors import FrameError
-from thinwire.kernels import checksum_around, cpu, reference
+from thinwire.kernels import checksum_around, cpu, native, reference
 from thinwire.kernels.reference import counters
 
 SEED = 20240
@@ -61,7 +61,7 @@ def test_the_fuzzer_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         right = reference.checksum
         patch.setattr(counters, "checksum", lambda words, start=0: (torch.empty(1 << 24), right(words, start))[1])
         assert "bytes were allocated" in finding()
-    if cpu.library() is not None:
+    if native.library() is not None:
         with monkeypatch.context() as patch:
             patch.setattr(cpu, "checksum_around", lambda words, hole: torch.tensor(0))
             assert "the homes differ" in finding()

@@ -24,10 +24,10 @@ PACKAGE = Path(thinwire.__file__).parent
 
 # From the ground up: a module may import from its own line and from the lines above it.
 LAYERS = [
-    {"errors", "stats", "schedules", "timing", "method_options", "method_strings"},
+    {"errors", "stats", "schedules", "timing", "starting"},
     {"kernels", "lookout"},
     {"layout", "transport", "scratch"},
-    {"payloads"},
+    {"payloads", "named_state"},
     {"memory"},
     {"protocols"},
     {"codecs", "compressors"},
@@ -40,6 +40,7 @@ LAYERS = [
     {"kept"},
     {"watching"},
     {"saving"},
+    {"stepping"},
     {"wire", "cost"},
     {"dry"},
     {"profile"},

@@ -15,14 +15,14 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.codecs import SparseCodec
 from thinwire.compressors import TopK
-from thinwire.kernels import cpu, cpu_lists, lists, reference
+from thinwire.kernels import cpu, cpu_lists, lists, native, reference
 from thinwire.kernels.lists import Entries
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import ErrorFeedback
 from thinwire.payloads import Sparse
 from thinwire.scratch import BACK, Scratch
 
-pytestmark = pytest.mark.skipif(cpu.library() is None, reason=f"no native library here: {cpu.why_not()}")
+pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 CPU = torch.device("cpu")
 ODD = torch.tensor([0.0, -0.0, float("nan"), float("inf"), float("-inf"), 1e38, 1e-45, 1.0, -1.0])
@@ -55,7 +55,7 @@ numels = st.sampled_from([400, 100_000, 2**31 - 1, 2**32 - 1])
 @given(seed=st.integers(0, 2**32 - 1), size=sizes, other=sizes, numel=numels, odd=st.booleans(), narrow=st.booleans())
 def test_merging_and_keeping(seed: int, size: int, other: int, numel: int, odd: bool, narrow: bool) -> None:
     (a, a_values), (b, b_values) = entries_of(seed, size, numel, odd), entries_of(seed + 1, other, numel, odd)
-    of: Callable[[Tensor], Tensor] = cpu.narrow if narrow else lambda indices: indices
+    of: Callable[[Tensor], Tensor] = native.narrow if narrow else lambda indices: indices
 
     def check(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
         assert ours[0].dtype == (torch.int32 if narrow else torch.int64)
@@ -101,7 +101,7 @@ def test_rice_streams_of_indices(seed: int, size: int, numel: int) -> None:
     for parameter in {0, 3, 30} if numel < 1 << 20 else {17, 30}:
         expected = reference.rice_encode(lists.gaps_between(indices), parameter)
         lengths = reference.rice_unary_bits(lists.gaps_between(indices), range(parameter, parameter + 2))
-        for given_ in (indices, cpu.narrow(indices)):
+        for given_ in (indices, native.narrow(indices)):
             low, unary = (torch.full_like(stream, 0xAB) for stream in expected)
             cpu_lists.rice_write(given_, parameter, low, unary)
             assert torch.equal(low, expected[0]) and torch.equal(unary, expected[1])
@@ -133,7 +133,7 @@ def test_a_search_is_exact_in_however_little_memory(entries: int, kind: str) -> 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_listing_stops_at_its_capacity(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(cpu, "_threads", lambda: threads)
+    monkeypatch.setattr(native, "threads", lambda: threads)
     grad = torch.randn(300_000, generator=torch.Generator().manual_seed(2))
     segments = reference.Segments((0,), (0.0,), (False,), (0.0,), (None,))
     expected = torch.nonzero(grad.abs() >= 2.0).flatten()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thinwire.kernels import cpu, cpu_lists, lists, reference
+from thinwire.kernels import cpu, cpu_lists, lists, native, reference
 
-pytestmark = pytest.mark.skipif(cpu.library() is None, reason=f"no native library: {cpu.why_not()}")
+pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library: {native.why_not()}")
 
 
 def noise(numel: int, seed: int = 0) -> torch.Tensor:
@@ -27,7 +27,7 @@ def test_what_reaches_a_threshold_is_listed(
     threads: int, numels: tuple[int, ...], threshold: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the list just fits, and where it does not."""
-    monkeypatch.setattr(cpu, "_threads", lambda: threads)
+    monkeypatch.setattr(native, "threads", lambda: threads)
     parts, limits = [noise(numel, numel) for numel in numels], [threshold] * len(numels)
     wanted = torch.nonzero(torch.cat(parts).abs() >= threshold).flatten()
     for room in (wanted.numel() + 1000, wanted.numel(), wanted.numel() - 1):

@@ -16,6 +16,7 @@ import thinwire
 METHODS = [
     "dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true",
     "dgc:density=0.05,factor_masking=false,values=int8",
+    "dgc:density=0.05,scope=model",
     "gtopk:density=0.05",
     "gtopk:density=0.05,momentum_correction=true",
     "terngrad",

@@ -28,7 +28,8 @@ from thinwire.exchange import DenseMean, Exchange
 from thinwire.groups import check_agreement
 from thinwire.hierarchy import Hierarchy
 from thinwire.layout import Hyper, Layout, Turn
-from thinwire.memory import ErrorFeedback, NamedState
+from thinwire.memory import ErrorFeedback
+from thinwire.named_state import NamedState
 from thinwire.reshard import reshard
 from thinwire.transport import ThreadNet, ThreadWorld
 

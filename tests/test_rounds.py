@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from thinwire import merging
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import parse_method
-from thinwire.transport import _ROUNDS_FROM, Net, ThreadWorld, TorchNet
+from thinwire.transport import Net, ThreadWorld, TorchNet
+from thinwire.transport.processes import ROUNDS_FROM
 
 
 def exchanged(group: dist.ProcessGroup, longest: int, only_first: bool) -> list[tuple[int, int]]:
@@ -35,7 +37,7 @@ def gathered(group: dist.ProcessGroup, nbytes: int, with_room: bool) -> tuple[li
     return got, net.traffic.sent
 
 
-@pytest.mark.parametrize("nbytes", [100, _ROUNDS_FROM + 100])
+@pytest.mark.parametrize("nbytes", [100, ROUNDS_FROM + 100])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_frames_come_one_after_the_other(cluster: Any, ranks: int, nbytes: int) -> None:
     for with_room in (True, False):
@@ -56,7 +58,7 @@ def gathered_at_once(group: dist.ProcessGroup, nbytes: int, with_room: bool) -> 
     return done, net.traffic.sent, net.traffic.received
 
 
-@pytest.mark.parametrize("nbytes", [100, _ROUNDS_FROM + 100])
+@pytest.mark.parametrize("nbytes", [100, ROUNDS_FROM + 100])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_all_frames_are_gathered_and_the_meantime_is_used_once(cluster: Any, ranks: int, nbytes: int) -> None:
     for with_room in (True, False):
@@ -64,7 +66,7 @@ def test_all_frames_are_gathered_and_the_meantime_is_used_once(cluster: Any, ran
             assert done == [1] and sent == received == (ranks - 1) * nbytes
 
 
-@pytest.mark.parametrize("longest", [100, _ROUNDS_FROM + 100])
+@pytest.mark.parametrize("longest", [100, ROUNDS_FROM + 100])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_everybody_gets_what_is_meant_for_him(cluster: Any, ranks: int, longest: int) -> None:
     for rank, got in enumerate(cluster.run(exchanged, ranks, longest, False)):
@@ -101,3 +103,23 @@ def test_long_frames_give_the_bits_that_frames_in_one_piece_give(cluster: Any, s
     by_threads = ThreadWorld(3).run(lambda net: averaged(net, spec, 2))
     assert by_processes == by_threads
     assert by_processes[0] == by_processes[1] == by_processes[2]
+
+
+def measured(group: dist.ProcessGroup) -> tuple[int, int]:
+    """How many rounds the all-gathers need by which buckets are grouped: of tiny frames and of long ones."""
+    net = TorchNet(group, torch.device("cpu"))
+    rounds: list[int] = []
+
+    def counted(*operations: Any, **options: Any) -> None:
+        rounds.append(1)
+        TorchNet._point_to_point(net, *operations, **options)
+
+    net._point_to_point = counted  # type: ignore[method-assign]
+    merging._all_gather_s(net, 64, 1)
+    tiny = len(rounds)
+    merging._all_gather_s(net, ROUNDS_FROM, 1)
+    return tiny, len(rounds) - tiny
+
+
+def test_the_bandwidth_is_measured_with_the_way_that_frames_go(cluster: Any) -> None:
+    assert cluster.run(measured, 3) == [(0, 2)] * 3

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from thinwire.compressors import Sign, Ternarize, TopK
 from thinwire.compressors.topk import entries_kept
-from thinwire.kernels import cpu, reference
+from thinwire.kernels import cpu, native, reference
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.schedules import ExponentialWarmup
 
 QUICK = settings(deadline=None, max_examples=80, derandomize=True)
 SIZES = [0, 1, 7, 1023, 4097]
-HOMES = [reference] + ([cpu] if cpu.library() is not None else [])
+HOMES = [reference] + ([cpu] if native.library() is not None else [])
 every_home = pytest.mark.parametrize("home", HOMES, ids=lambda home: home.__name__.split(".")[-1])
 NAN, INF = float("nan"), float("inf")
 ODD = [0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, 2.0**-126, INF, -INF, NAN, -NAN, 3.4028235e38, 1.0, -1.0, 0.5]

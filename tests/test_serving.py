@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.kernels import cpu, cpu_serving, reference, serving
+from thinwire.kernels import cpu_serving, native, reference, serving
 from thinwire.kernels.reference import Runs
 
-pytestmark = pytest.mark.skipif(cpu.library() is None, reason=f"no native library here: {cpu.why_not()}")
+pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LENGTHS = st.lists(st.sampled_from([1, 3, 7, 8, 40, 4095, 4096, 4097, 70_001]), min_size=1, max_size=5)
 

@@ -1,5 +1,11 @@
 """Data-parallel PyTorch training over thin networks: compressed gradients as one line in a training script."""
 
+# ruff: noqa: E402
+
+from thinwire import starting
+
+starting.expect_ctrl_c()  # the command's alone, and before the seconds that torch takes
+
 from thinwire.advice import Advice, advise
 from thinwire.attach import Wire, attach
 from thinwire.errors import DetachedError, ExchangeError, FrameError, ReplicaError

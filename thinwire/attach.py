@@ -84,7 +84,7 @@ def attach(
         groups = machine_groups(hierarchy, parent.size)
         _check_gate(on_nonfinite, scaler)
         check_watched(chosen, guard, check_replicas_every, guard_every)
-    except (ValueError, RuntimeError) as problem:  # the latter: no memory for DDP's answer about its parameters
+    except (ValueError, RuntimeError) as problem:  # the latter: torch's own, when DDP is asked about its parameters
         error = str(problem)
     gated = scaler is not None or on_nonfinite == "skip"
     watched = {"guard": guard, "guard_every": guard_every, "check_replicas_every": check_replicas_every}

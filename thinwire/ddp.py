@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinwire.errors import DetachedError, NonFiniteError
 from thinwire.timing import DeviceSpans, mark
@@ -154,9 +155,21 @@ def has_foreign_hook(model: DistributedDataParallel) -> bool:
 def exchanged_by_ddp(model: DistributedDataParallel) -> list[Tensor]:
     """The parameters that DDP exchanges: those that were trained when it was made, whatever they are now.
 
-    DDP's reducer tells only by way of its buckets, filled with zeros for the moment.
+    DDP's reducer tells only by way of its buckets, for which it makes zeros of the size of all gradients; nobody reads
+    them here, so it is given the buckets' own memory instead.
     """
-    return [parameter for bucket in model.reducer._get_zeros_like_grad_buckets() for parameter in bucket.parameters()]
+    with _NoZeros():
+        buckets = model.reducer._get_zeros_like_grad_buckets()
+    return [parameter for bucket in buckets for parameter in bucket.parameters()]
+
+
+class _NoZeros(TorchDispatchMode):
+    """Where zeros like a tensor are asked for, the tensor itself takes their place."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.zeros_like.default:
+            return args[0].detach()
+        return func(*args, **(kwargs or {}))
 
 
 class Worker:

@@ -52,7 +52,7 @@ class DryNet:
     def send(self, peer: int, frame: Tensor) -> None:
         return
 
-    def receive(self, peer: int, nbytes: int, room: Tensor | None = None) -> Tensor:
+    def receive(self, peer: int, nbytes: int) -> Tensor:
         raise AssertionError("a dry net is a power of two: nobody receives from beyond it")
 
     def broadcast(self, tensor: Tensor, root: int) -> None:

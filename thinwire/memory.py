@@ -1,8 +1,4 @@
-"""What is not sent now is kept: error feedback, momentum correction, and the step-size-rescaled error.
-
-State belongs to parameters, by name. For speed it lies in flat vectors, one a layout, and the named tensors are views
-of them; when DDP rebuilds its buckets the next layout takes the named state over.
-"""
+"""What is not sent now is kept: error feedback, momentum correction, and the step-size-rescaled error."""
 
 from __future__ import annotations
 
@@ -13,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import accumulate, error_step, stream_key, uniform, watch, zero_at
+from thinwire.kernels import accumulate, error_step, watch, zero_at
 from thinwire.layout import Layout, Segment, Turn
+from thinwire.named_state import NamedState
 from thinwire.payloads import Accepted
 
 Gradient = Tensor | Sequence[Tensor]
@@ -69,97 +66,6 @@ class Scout:
     found: Any = None
     room: SearchRoom | None = None  # where the native kernels look and list
     flag: Tensor | None = None  # where the device's search reports what is not finite
-
-
-class NamedState:
-    """Vectors by (kind, parameter name), handed out as one flat vector a layout.
-
-    They are kept in ``dtype``. In bfloat16 what is handed out is a float32 copy for the exchange of the moment, and
-    ``settle`` rounds it back: up or down by chance, so that on average nothing is lost. To the nearest would lose, for
-    ever, every gradient below 1/512 of the residual that it is added to.
-    """
-
-    def __init__(self, *kinds: str, dtype: torch.dtype = torch.float32) -> None:
-        self.kinds, self.dtype = kinds, dtype
-        self.named: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
-        self._flat: dict[tuple[str, Layout], Tensor] = {}
-        self._wide: dict[tuple[str, Layout], Tensor] = {}  # what is handed out, where that is not the state itself
-
-    def flat(self, kind: str, layout: Layout, device: torch.device) -> Tensor:  # -> (n,) float32
-        """Return the state of a layout's parameters as one vector; changes to it are changes of the state (after
-        ``settle`` where it is not kept in float32)."""
-        if self.dtype == torch.float32:
-            return self._kept(kind, layout, device)
-        wide = self._wide.get((kind, layout))
-        if wide is None:
-            wide = self._wide[kind, layout] = self._kept(kind, layout, device).to(torch.float32)
-        return wide
-
-    def forget(self) -> None:
-        """Throw the copies of an exchange that did not end away: the state stays as it was before."""
-        self._wide.clear()
-
-    def settle(self, turn: Turn, rank: int) -> None:
-        """Round what was handed out for this exchange back into the state."""
-        for (kind, layout), wide in self._wide.items():
-            flat = self._kept(kind, layout, wide.device)
-            for segment in layout.segments:
-                key = stream_key(0, turn.step, rank, f"{kind}/{segment.name}")
-                flat[segment.span] = round_by_chance(wide[segment.span], key)
-        self._wide.clear()
-
-    def _kept(self, kind: str, layout: Layout, device: torch.device) -> Tensor:  # -> (n,) of the kept type
-        key = (kind, layout)
-        flat = self._flat.get(key)
-        if flat is None:
-            flat = torch.zeros(layout.numel, dtype=self.dtype, device=device)
-            self._let_go(kind, {segment.name for segment in layout.segments})
-            for segment in layout.segments:
-                view = flat[segment.span]
-                earlier = self.named[kind].get(segment.name)
-                if earlier is not None:
-                    if earlier.is_cuda:  # made on another stream, by load_state_dict or switch
-                        earlier.record_stream(torch.cuda.current_stream(earlier.device))
-                    view.copy_(earlier)
-                self.named[kind][segment.name] = view
-            self._flat[key] = flat
-        return flat
-
-    def _let_go(self, kind: str, names: set[str]) -> None:
-        """Give up the flat vectors that hold some of these parameters; the others of them get memory of their own, or
-        one that is not used again would keep the whole vector."""
-        for key in [key for key in self._flat if key[0] == kind]:
-            others = {segment.name for segment in key[1].segments}
-            if not names.isdisjoint(others):
-                del self._flat[key]
-                for name in others - names:
-                    self.named[kind][name] = self.named[kind][name].clone()
-
-    def square_sum(self, kind: str) -> float:
-        return sum(float(tensor.double().square().sum()) for tensor in self.named[kind].values())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {kind: {name: t.clone() for name, t in self.named[kind].items()} for kind in self.kinds}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._flat.clear()
-        self._wide.clear()
-        self.named = {
-            kind: {name: t.detach().to(self.dtype, copy=True) for name, t in state.get(kind, {}).items()}
-            for kind in self.kinds
-        }
-
-
-def round_by_chance(x: Tensor, key: int) -> Tensor:  # (n,) float32 -> (n,) bfloat16
-    """Round to one of the two neighbours in bfloat16, the nearer one the likelier: the mean is x itself.
-
-    The lower 16 bits of a float32 are what bfloat16 has not; 16 random bits added to them carry into the upper half
-    with just the right probability. The random bits come from a counter, so the same inputs give the same bits.
-    """
-    dice = (uniform(key, x.numel(), x.device) * 65536.0).to(torch.int32)
-    bits = x.contiguous().view(torch.int32)
-    rounded = ((bits + dice) & -65536).view(torch.float32)
-    return torch.where(rounded.isfinite(), rounded, x).to(torch.bfloat16)
 
 
 class NoMemory:
@@ -296,6 +202,9 @@ class MomentumCorrection(_Stateful):
     g includes the weight decay. With ``masking`` the velocity of every coordinate that was sent is cleared (section
     2.3); tensors that travel dense are never masked, because all of their coordinates are always sent and masking
     would take their momentum away altogether.
+
+    Where no parameter has momentum or weight decay u is g itself, and no memory is taken for it; one that was there
+    before waits, as SGD's own does.
     """
 
     kinds = ("velocity", "residual")
@@ -305,11 +214,15 @@ class MomentumCorrection(_Stateful):
         self.masking = masking
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
-        return self._accumulate(turn, grad, scout, with_velocity=True)
+        return self._accumulate(turn, grad, scout, with_velocity=self._moves(turn))
+
+    @staticmethod
+    def _moves(turn: Turn) -> bool:
+        return any(hyper.momentum or hyper.weight_decay for hyper in turn.hypers)
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
-        if self.masking and accepted.sent is not None:
+        if self.masking and accepted.sent is not None and self._moves(turn):
             zero_at(self.state.flat("velocity", turn.layout, x.device), accepted.sent)
 
 

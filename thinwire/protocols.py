@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Turn
-from thinwire.memory import Gradient, NamedState, Scout
+from thinwire.memory import Gradient, Scout
+from thinwire.named_state import NamedState
 from thinwire.payloads import Accepted, Payload, Result
 from thinwire.transport import Net
 

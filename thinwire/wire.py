@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.ddp import THAWED, Bucket, Router, Worker, router_of
-from thinwire.errors import DetachedError, ExchangeError, NonFiniteError
+from thinwire.ddp import Bucket, Router, Worker, router_of
+from thinwire.errors import DetachedError
 from thinwire.exchange import Exchange, NoopMean
 from thinwire.gate import Gate
 from thinwire.groups import check_agreement, give_back, own_net, timeout_of
 from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import Groups, Hierarchy
-from thinwire.layout import Layout, Probe, Turn, shaped_like
-from thinwire.local import average_parameters
-from thinwire.lookout import lookout_of
-from thinwire.merging import Merger, Meter, choice
+from thinwire.layout import Layout, shaped_like
+from thinwire.lookout import Lookout, lookout_of
+from thinwire.merging import Merger, choice
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
-from thinwire.pace import SAMPLE_EVERY, Pacer
+from thinwire.pace import Pacer
 from thinwire.protocols import Aggregator, Clock
 from thinwire.regroup import Regrouper
-from thinwire.saving import Saver
 from thinwire.stats import Stats
+from thinwire.stepping import Stepper
 from thinwire.transport import TorchNet, aside
 
 
-class Wire(Saver):
+class Wire(Stepper):
     """Made by ``thinwire.attach``. All methods that change something are collective: every rank calls them alike."""
 
     def __init__(
@@ -92,6 +89,12 @@ class Wire(Saver):
     def __repr__(self) -> str:
         state = "" if self._attached else ", detached"
         return f"<thinwire.Wire {self.method}, rank {self._net.rank} of {self._net.size}, {self._step} steps{state}>"
+
+    @property
+    def lookout(self) -> Lookout:
+        """What finds out who is missing when an exchange fails. Other nets over the same ranks may use it, too, until
+        this wire is detached."""
+        return self._lookout
 
     # ----------------------------------------------------------------------------------------- what a user calls
 
@@ -298,188 +301,6 @@ class Wire(Saver):
     @property
     def _may_have_unused(self) -> bool:
         return bool(self.model.find_unused_parameters or self.model.static_graph)
-
-    # --------------------------------------------------------------------------------------------------- stepping
-
-    def _before_forward(self, *_: Any) -> None:
-        """Refuse what would hang or be wrong, and let go of what a backward pass that was broken off left behind."""
-        if torch.is_grad_enabled():
-            thawed = next((name for name, p in self._frozen if p.requires_grad), None)
-            if thawed is not None:
-                raise ValueError(THAWED.format(thawed))
-            if torch._C._current_graph_task_id() == -1:  # no backward pass is running
-                self._waiting = []
-                if self._regrouper is not None:
-                    self._regrouper.forget()
-        if self.model._join_config.enable:
-            self._check_join()
-
-    def _check_join(self) -> None:
-        """Refuse what cannot be done once a rank runs out of inputs (torch.distributed.algorithms.Join)."""
-        if self.method.averaging_interval is not None:
-            raise ValueError(
-                f"{self.method} averages parameters every few steps, which ranks without inputs do not take; "
-                "use a method without local gradients inside a join, or even inputs"
-            )
-        if not getattr(self.model, "_divide_by_initial_world_size", True):
-            raise ValueError(
-                "join(divide_by_initial_world_size=False) cannot be done here: ranks without inputs go on sending what "
-                "they kept, so the mean is always over all ranks; leave it at its default, True"
-            )
-
-    @property
-    def _shadows(self) -> bool:
-        """Whether this rank has run out of inputs and only answers the exchanges of the others, with zeros."""
-        return bool(self.model._join_config.enable) and not self._router.saw_forward
-
-    def _on_bucket(self, bucket: Bucket) -> None:
-        """Called by DDP inside backward, in the same bucket order on every rank."""
-        if self._regrouper is not None:
-            for pieces in self._regrouper.arrived(bucket, [self._ordinals[id(p)] for p in bucket.parameters]):
-                self._submit(pieces, self._step)
-        else:
-            self._gather(bucket)
-        if bucket.is_last:
-            self._step += 1
-            self._passes += 1
-            # With NCCL the host does not wait inside a collective, so it has nothing to compare.
-            waits = self._net.device.type == "cpu" and self.method.name != "noop"
-            if waits and self._passes % SAMPLE_EVERY == 0:
-                self._worker.submit([], self._compare_pace)
-
-    def _gather(self, bucket: Bucket) -> None:
-        """Hold whole buckets back until their exchange begins: at once, with the merger's group, or with the last."""
-        if self._waiting and any(p is bucket.parameters[0] for b in self._waiting for p in b.parameters):
-            self._waiting = []  # an earlier backward pass was broken off
-        self._waiting.append(bucket)
-        begins = bucket.is_last
-        if self._merger is not None:
-            ordinal = self._ordinals[id(bucket.parameters[0])]
-            begins = self._merger.arrived(ordinal, bucket.buffer.numel(), bucket.is_last)
-        elif not self._aggregator.whole_model and self._gate is None:
-            begins = True
-        if begins:
-            buckets, self._waiting = self._waiting, []
-            self._submit(buckets, self._step)
-
-    def _compare_pace(self, buckets: list[Bucket]) -> None:
-        nets = {id(net): net for net in (self._net, self._local_net, self._wire_net) if net is not None}
-        waited_s = sum(net.traffic.seconds for net in nets.values())
-        self._pacer.sample(self._net, waited_s, self._wire_net.traffic.handed, links=self._local_net is None)
-
-    def _submit(self, buckets: list[Bucket], step: int) -> None:
-        parameters = [p for bucket in buckets for p in bucket.parameters]
-        # Read now: when the job runs, a closure's step() or a scheduler may have gone on.
-        ordinals = [self._ordinals[id(p)] for p in parameters]
-        hypers = dict(zip(ordinals, self._view.hypers(parameters), strict=True))
-        used = [id(p) in self._used for p in parameters] if self._tracks_use else None
-        self._used.difference_update(map(id, parameters))
-        scale = self._gate.scale() if self._gate is not None else 1.0
-        merger = self._merger
-        probe = self._guard.probe_for(step) if self._guard is not None else None
-        is_last, shadows = buckets[-1].is_last, self._shadows
-
-        def work(buckets: list[Bucket]) -> None:
-            self._lookout.step = step
-            try:
-                exchange(buckets)
-            except (ExchangeError, NonFiniteError):
-                raise
-            except Exception as error:  # of this rank alone: the others would wait for it
-                self._lookout.report(error)
-                raise
-
-        def exchange(buckets: list[Bucket]) -> None:
-            gradients = {
-                self._ordinals[id(p)]: g for b in buckets for p, g in zip(b.parameters, b.gradients, strict=True)
-            }
-            if used is not None:
-                self._drop_unused(gradients, used)
-            if gradients:
-                if self._gate is not None and not self._gate.passes(list(gradients.values()), self._net):
-                    self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
-                    return
-                meter = Meter(self._wire_net)
-                self._exchange(gradients, hypers, step, scale, probe, shadows)
-                if merger is not None:
-                    merger.exchanged(meter.spent(), is_last, self._wire_net)
-            if probe is not None and is_last:
-                self._watch(probe)
-
-        self._worker.submit(buckets, work)
-
-    def _drop_unused(self, gradients: dict[int, Tensor], used: list[bool]) -> None:
-        """Take out the parameters that no rank used: DDP leaves their .grad alone, so nothing may be sent for them."""
-        flags = torch.tensor(used, dtype=torch.uint8, device=self._net.compute_device)
-        self._net.stage = "agree on used parameters"
-        self._net.all_reduce(flags, largest=True)
-        for ordinal, flag in zip(list(gradients), flags.tolist(), strict=True):
-            if not flag:
-                del gradients[ordinal]
-
-    def _layout(self, ordinals: tuple[int, ...]) -> Layout:
-        layout = self._layouts.get(ordinals)
-        if layout is None:
-            named = [(self._names[ordinal], ordinal) for ordinal in ordinals]
-            rows = [(name, place, self._parameters[name].shape) for name, place in named]
-            layout = self.method.layout(rows, compress=self._compresses)
-            self._layouts[ordinals] = layout
-        return layout
-
-    def _exchange(
-        self,
-        gradients: dict[int, Tensor],
-        hypers: dict[int, Any],
-        step: int,
-        scale: float,
-        probe: Probe | None,
-        shadows: bool,
-    ) -> None:
-        # By name order, not bucket order: the same flat vector whatever the buckets were.
-        layout = self._layout(tuple(sorted(gradients)))
-        turn = Turn(
-            layout,
-            step,
-            tuple(hypers[segment.ordinal] for segment in layout.segments),
-            tuple(self._parameters[segment.name] for segment in layout.segments),
-            probe=probe,
-        )
-        with torch.no_grad():
-            lying = [gradients[segment.ordinal] for segment in layout.segments]
-            parts = [part.to(torch.float32) for part in lying]  # the gradient itself where it is float32 already
-            if scale != 1.0:
-                torch._foreach_div_(parts, scale)
-            for segment, part in zip(layout.segments, parts, strict=True):
-                pending = self._pending.pop(segment.name, None)
-                if pending is not None:
-                    part.add_(pending)
-                    if pending.is_cuda:  # made on another stream
-                        pending.record_stream(torch.cuda.current_stream(pending.device))
-            if probe is not None:
-                probe.gradient(parts)
-            self._dense_bytes += 4 * layout.numel
-            self._aggregator.reduce(turn, parts)
-            if shadows and self.method.takes_weight_decay(self._view.is_sgd):
-                # No step follows here, but this rank's share of the weight decay needs the parameters of the moment.
-                self._apply({segment.name: part for segment, part in zip(layout.segments, parts, strict=True)})
-            if scale != 1.0:
-                torch._foreach_mul_(parts, scale)
-            for gradient, part in zip(lying, parts, strict=True):
-                if gradient is not part:
-                    gradient.copy_(part)
-
-    def _after_optimizer_step(self, *_: Any) -> None:
-        if self._gate is not None and self._gate.was_skipped():
-            return
-        self._optimizer_steps += 1
-        interval = self.method.averaging_interval
-        if interval and self._optimizer_steps % interval == 0:
-            self._worker.wait()
-            average_parameters(self._parameters.values(), self._net)
-        sentence = self._guard.take_sentence() if self._guard is not None else None
-        if sentence is not None and self._net.rank == 0:
-            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
-        self._check_replicas(equal=interval is None or self._optimizer_steps % interval == 0)
 
 
 def _scaled(vectors: dict[str, Tensor], factor: float) -> dict[str, Tensor]:

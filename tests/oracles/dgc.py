@@ -6,7 +6,7 @@ import numpy as np
 
 from oracles.optimizers import SGD
 from oracles.problem import Params, Problem
-from oracles.selection import copy, excluded, exponential, kept, top_k
+from oracles.selection import copy, excluded, exponential, flatten, kept, top_k, unflatten
 
 
 def clip(g: Params, threshold: float) -> Params:
@@ -30,10 +30,15 @@ def simulate(
     dense_below: int = 0,
     exclude: tuple[str, ...] = (),
     values: str = "fp32",
+    scope: str = "tensor",
 ) -> list[Params]:
     """Parameters after each step; all workers hold the same ones."""
     assert values == "fp32", "nothing is rounded here"
     w = problem.initial()
+    dense = {n for n, x in w.items() if dense_below > 0 and (x.ndim < 2 or x.size < dense_below)}
+    dense |= {name for name in w if excluded(name, exclude)}
+    coded = [name for name in w if name not in dense]
+    scopes = [[name] for name in coded] if scope == "tensor" else [coded]
     u = [{name: np.zeros_like(x) for name, x in w.items()} for _ in range(N)]  # Alg. 3 line 1
     v = [{name: np.zeros_like(x) for name, x in w.items()} for _ in range(N)]
     # u and v as in Eq. 4 and 7; Algorithms 3 and 4 swap the letters
@@ -54,17 +59,18 @@ def simulate(
                     v[r][name] += m * u[r][name] + d if sgd.nesterov else u[r][name]  # second term
                 else:
                     v[r][name] += g[name]  # Eq. 6, first term (Alg. 1 lines 3-7)
-                uf, vf, sum_f = (x.reshape(-1) for x in (u[r][name], v[r][name], total[name]))  # flat views
-                small = dense_below > 0 and (w[name].ndim < 2 or w[name].size < dense_below)
-                if small or excluded(name, exclude):
-                    sum_f += vf  # travels dense: all of v, never masked
-                    vf[:] = 0
-                else:
-                    sent = top_k(vf, kept(exponential(t, density, warmup), vf.size))  # Alg. 3 lines 12-13
-                    sum_f[sent] += vf[sent]  # Alg. 3 lines 14 and 17
-                    vf[sent] = 0  # Alg. 3 line 15
+            for name in dense:
+                total[name] += v[r][name]  # all of v, never masked
+                v[r][name][...] = 0
+            for names in scopes:
+                x = flatten(v[r], names)
+                sent = np.zeros(x.size, bool)
+                sent[top_k(x, kept(exponential(t, density, warmup), x.size))] = True  # Alg. 3 lines 12-13
+                for name, mask in unflatten(sent, w, names).items():
+                    total[name] += np.where(mask, v[r][name], 0)  # Alg. 3 lines 14 and 17
+                    v[r][name][mask] = 0  # Alg. 3 line 15
                     if factor_masking:
-                        uf[sent] = 0  # 2.3, Momentum Factor Masking
+                        u[r][name][mask] = 0  # 2.3, Momentum Factor Masking
         mean = {name: x / N for name, x in total.items()}
         if momentum_correction:
             for name in w:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import thinwire
-from thinwire import kernels
+from thinwire import kernels, starting
 from thinwire.cli import _complaints, advise, bench, cluster, info, report, train
 from thinwire.cli._help import Command, Group
 from thinwire.cli._text import room, wrapped
@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _complain("stopped by Ctrl-C.", 130)
+        return _complain(starting.CTRL_C, 130)
 
 
 def _complain(sentence: str, exit_code: int) -> int:
@@ -83,4 +83,9 @@ def _complain(sentence: str, exit_code: int) -> int:
 
 def main() -> None:
     """The entry point of the installed command."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        starting.started()
+        exit_code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # right before or after the command
+        exit_code = _complain(starting.CTRL_C, 130)
+    sys.exit(exit_code)

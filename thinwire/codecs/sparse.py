@@ -35,7 +35,7 @@ from thinwire.errors import FrameError
 from thinwire.kernels import RiceStream, encode_rice_frame, keep_largest, on_gpu, rice_indices
 from thinwire.layout import Turn
 from thinwire.payloads import Sparse
-from thinwire.scratch import BACK, Scratch
+from thinwire.scratch import BACK, FRONT, Scratch
 
 _DEVICE_ENTRIES = 1 << 18  # a GPU's programs each add up all blocks before theirs: not for warm-ups of large models
 _VALUE_NAMES = {code: name for name, code in VALUE_CODES.items()}
@@ -128,6 +128,17 @@ class SparseCodec:
             self.nbytes(numel, k, tail.numel()), fields, tail, payload.indices, payload.values, self.values,
             rice_best(numel, count), budget, turn.alarm.flag,
         )  # fmt: skip
+
+    def room(self, payload: Sparse, scratch: Scratch, end: int = FRONT) -> Room | None:
+        """Memory for the entries of a frame with such a payload: values of 32 bits need none, and where 32 bits are too
+        few for its indices there is none at all."""
+        if payload.numel >= 1 << 31:
+            return None
+        device, values = payload.values.device, None
+        indices = scratch.take(payload.capacity, torch.int32, device, end)
+        if self.values == "int8":
+            values = scratch.take(payload.capacity, torch.float32, device, end)
+        return (indices, values) if indices is not None else None
 
     def decode(
         self,

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import is_finished
-from thinwire.codecs.sparse import Room
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.layout import Turn
 from thinwire.payloads import (
@@ -80,7 +79,7 @@ class AllGather(StatelessCollective):
         """Add the mean to the zeros where it is to go, a few frames after the other; if one of them is bad, a part is
         there."""
         others = min(_AT_ONCE, net.size if net.size > _AT_ONCE else net.size - 1)
-        mine, *rooms = [self._room(payload) for _ in range(1 + others)]
+        mine, *rooms = [self.codec.room(payload, self.scratch) for _ in range(1 + others)]
         total = self.scratch.take(tail.numel(), torch.float32, tail.device)
         total = total.zero_() if total is not None else torch.zeros_like(tail)
         own: Sparse | None = None
@@ -101,11 +100,3 @@ class AllGather(StatelessCollective):
         write_tail(turn.layout, into, total, net.size)
         assert own is not None, "this rank's frame is one of them"
         return WrittenResult(into), Accepted(own, tail, sent=own.indices)
-
-    def _room(self, payload: Sparse) -> Room | None:
-        """Memory for the entries of a frame; values of 32 bits need none."""
-        device, values = payload.values.device, None
-        indices = self.scratch.take(payload.capacity, torch.int32, device) if payload.numel < 1 << 31 else None
-        if indices is not None and self.codec.values == "int8":
-            values = self.scratch.take(payload.capacity, torch.float32, device)
-        return (indices, values) if indices is not None else None

@@ -122,13 +122,7 @@ class _Path:
 
     def open(self, frame: Tensor, origin: str, end: int = FRONT) -> tuple[Sparse, Tensor]:
         """Decode what came in, into memory from this end."""
-        indices = self.scratch.take(self.set.capacity, torch.int32, self.device, end)
-        values = None
-        if self.set.numel >= 1 << 31:
-            indices = None
-        elif self.collective.codec.values == "int8":
-            values = self.scratch.take(self.set.capacity, torch.float32, self.device, end)
-        return self._open(frame, origin, (indices, values) if indices is not None else None)
+        return self._open(frame, origin, self.collective.codec.room(self.set, self.scratch, end))
 
     def merge(self, other: Sparse, tail: Tensor) -> None:
         self.set = merge(self.set, other, self.room)

@@ -19,7 +19,8 @@ from thinwire.collectives.shards import Shard, block_scales, piece_scales, shard
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.kernels import add_mean_of_signs, coins, sign_scales, stream_key, write_signs
 from thinwire.layout import Layout, Turn
-from thinwire.memory import NamedState, RateRatio
+from thinwire.memory import RateRatio
+from thinwire.named_state import NamedState
 from thinwire.payloads import Accepted, DenseResult, Payload, Result, Signs, SignsOf, TernaryDraw, WrittenResult
 from thinwire.transport import Net
 

@@ -66,6 +66,8 @@ def wants_whole_model(method: Method) -> bool:
     """Whether the method exchanges once a step, after the whole backward pass."""
     if isinstance(method, TernGrad):
         return method.scaler == "model"
+    if isinstance(method, DGC) and method.scope == "model":
+        return True
     return isinstance(method, (GTopK, GradientDropping)) or getattr(method, "clip_norm", None) is not None
 
 
@@ -112,7 +114,8 @@ def _share(count: int, servers: int) -> int:
 
 
 def _dgc(method: DGC, layout: Layout, hosts: int) -> Plan:
-    entries = sum(entries_kept(method.density, segment.numel) for segment in layout.coded)
+    scopes = [segment.numel for segment in layout.coded] if method.scope == "tensor" else [layout.coded_numel]
+    entries = sum(entries_kept(method.density, numel) for numel in scopes)
     return _all_gather(method.codec.nbytes(layout.coded_numel, entries, layout.tail_numel), hosts)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels import cpu, cpu_lists, cpu_serving, lists, reference, serving
+from thinwire.kernels import cpu, cpu_lists, cpu_serving, lists, native, reference, serving
 from thinwire.kernels.lists import Entries
 from thinwire.kernels.reference import (
     RiceStream,
@@ -54,7 +54,7 @@ def _kernels(device_type: str) -> ModuleType:
         from thinwire.kernels import gpu  # Triton takes a second to import: only where it is used
 
         return gpu
-    return cpu if device_type == "cpu" and cpu.library() is not None else reference
+    return cpu if device_type == "cpu" and native.library() is not None else reference
 
 
 def _why_no_gpu() -> str | None:
@@ -76,9 +76,9 @@ def _choice() -> str:
     choice = os.environ.get("THINWIRE_KERNELS", "auto")
     if choice not in CHOICES:
         raise ValueError(f"THINWIRE_KERNELS must be one of {', '.join(CHOICES)}, not {choice!r}")
-    if choice == "cpu" and cpu.library() is None:
+    if choice == "cpu" and native.library() is None:
         raise RuntimeError(
-            f"THINWIRE_KERNELS=cpu, but {cpu.why_not()}; reinstall thinwire where there is a C++ compiler"
+            f"THINWIRE_KERNELS=cpu, but {native.why_not()}; reinstall thinwire where there is a C++ compiler"
         )
     if choice == "gpu" and _why_no_gpu() is not None:
         raise RuntimeError(f"THINWIRE_KERNELS=gpu, but {_why_no_gpu()}; unset it to use what is there")
@@ -89,9 +89,9 @@ def describe() -> str:
     """Return one line that says which kernels are in use and why; raise where THINWIRE_KERNELS asks the impossible."""
     if _choice() == "reference":
         return "kernels: reference (plain torch), because THINWIRE_KERNELS=reference"
-    host = f"reference (plain torch), because {cpu.why_not()}"
-    if cpu.library() is not None:
-        host = f"native ({cpu.vectors()} loops)"
+    host = f"reference (plain torch), because {native.why_not()}"
+    if native.library() is not None:
+        host = f"native ({native.vectors()} loops)"
     no_gpu = _why_no_gpu()
     device = "Triton" if no_gpu is None else f"reference (plain torch), because {no_gpu}"
     return f"kernels: on the CPU {host}; on a GPU {device}"
@@ -195,10 +195,6 @@ def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:
 
 def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
     return _home(a).union_add(a, a_values, b, b_values)
-
-
-def contained(wanted: Tensor, indices: Tensor) -> Tensor:
-    return _home(wanted).contained(wanted, indices)
 
 
 def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
@@ -348,22 +344,6 @@ def unpack_trits(packed: Tensor, count: int) -> Tensor:
     return _home(packed).unpack_trits(packed, count)
 
 
-def pack_uints(values: Tensor, bits: int) -> Tensor:
-    return _home(values).pack_uints(values, bits)
-
-
-def unpack_uints(packed: Tensor, count: int, bits: int) -> Tensor:
-    return _home(packed).unpack_uints(packed, count, bits)
-
-
-def rice_unary_bits(gaps: Tensor, parameters: range) -> list[int]:
-    return _home(gaps).rice_unary_bits(gaps, parameters)
-
-
-def rice_encode(gaps: Tensor, parameter: int) -> tuple[Tensor, Tensor]:
-    return _home(gaps).rice_encode(gaps, parameter)
-
-
 def rice_indices(
     streams: Sequence[RiceStream], numel: int, outs: Sequence[Tensor] | None = None
 ) -> list[tuple[Tensor, int]]:
@@ -386,7 +366,6 @@ __all__ = [
     "checksum_around",
     "clipped_scalers",
     "coins",
-    "contained",
     "describe",
     "encode_rice_frame",
     "encode_ternary_frame",
@@ -406,11 +385,8 @@ __all__ = [
     "pack_bits",
     "pack_signs",
     "pack_trits",
-    "pack_uints",
     "remaining",
-    "rice_encode",
     "rice_indices",
-    "rice_unary_bits",
     "rice_unary_bits_of",
     "rice_write",
     "scatter_add",
@@ -430,7 +406,6 @@ __all__ = [
     "union_add",
     "unpack_bits",
     "unpack_trits",
-    "unpack_uints",
     "watch",
     "write_levels",
     "write_signs",

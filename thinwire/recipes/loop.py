@@ -78,7 +78,6 @@ class Training:
         self.num_steps = plan.epochs * self.num_batches
         self.schedule = recipe.schedule(self.optimizer, self.num_steps)
         self.wire = self._attached()
-        self._watch(getattr(self.wire, "_lookout", None))
 
         self.epoch, self.step = 1, 0
         # (2,) sums of losses: of this epoch so far, and since the last "steps" line
@@ -99,9 +98,11 @@ class Training:
 
     def _attached(self) -> Any:
         assert isinstance(self.model, DistributedDataParallel)
-        return thinwire.attach(self.model, self.optimizer, self.method)
+        wire = thinwire.attach(self.model, self.optimizer, self.method)
+        self._use(wire.lookout)
+        return wire
 
-    def _watch(self, lookout: Lookout | None) -> None:
+    def _use(self, lookout: Lookout | None) -> None:
         """Who is missing shall also be known where the workers agree on anything but gradients."""
         if isinstance(self.net, TorchNet):
             self.net.lookout = lookout
@@ -275,7 +276,7 @@ class Training:
             method=str(self.method),
             breakdown=Breakdown(*mean_over_workers(self.net, *dataclasses.astuple(so_far.breakdown))),
         )
-        self._watch(None)
+        self._use(None)
         self.wire.detach()
         return outcome
 

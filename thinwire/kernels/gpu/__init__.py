@@ -20,19 +20,14 @@ from thinwire.kernels.gpu.unpack import (
     zero_at,
 )
 from thinwire.kernels.reference import (
-    contained,
     first_nonfinite,
     pack_bits,
     pack_trits,
-    pack_uints,
-    rice_encode,
-    rice_unary_bits,
     select_scopes,
     select_topk,
     union_add,
     unpack_bits,
     unpack_trits,
-    unpack_uints,
 )
 
 __all__ = [
@@ -43,7 +38,6 @@ __all__ = [
     "checksum",
     "checksum_around",
     "clipped_scalers",
-    "contained",
     "encode_rice_frame",
     "encode_ternary_frame",
     "error_step",
@@ -53,10 +47,7 @@ __all__ = [
     "moments",
     "pack_bits",
     "pack_trits",
-    "pack_uints",
-    "rice_encode",
     "rice_indices",
-    "rice_unary_bits",
     "scatter_add",
     "select_scopes",
     "select_topk",
@@ -65,7 +56,6 @@ __all__ = [
     "union_add",
     "unpack_bits",
     "unpack_trits",
-    "unpack_uints",
     "watch",
     "zero_at",
 ]

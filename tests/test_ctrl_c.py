@@ -1,0 +1,78 @@
+"""Ctrl-C while the command is still importing: one line and exit code 130, in real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from thinwire.starting import _is_command
+
+ROOT = Path(__file__).parents[1]
+
+# Python runs this first: the process gets its signal at the moment it begins to import a module.
+SIGNAL_AT_IMPORT = """
+import os, signal, sys
+def look(event, args, wanted=os.environ["CTRL_C_AT"]):
+    if event == "import" and args[0] == wanted and "done" not in os.environ:
+        os.environ["done"] = "yes"
+        os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(look)
+"""
+SCRIPT = (
+    "import sys\nfrom thinwire.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"  # as pip writes it
+)
+LINE = "thinwire: stopped by Ctrl-C.\n"
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Path:
+    (tmp_path / "sitecustomize.py").write_text(SIGNAL_AT_IMPORT)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "thinwire").write_text(SCRIPT)
+    return tmp_path
+
+
+def run(folder: Path, at: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "done")}
+    paths = os.pathsep.join([str(folder), str(ROOT)])
+    environment = {**kept, "PYTHONPATH": paths, "CTRL_C_AT": at, **variables}
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, env=environment, cwd=folder, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    "at", ["torch", "torch._C", "torch.distributed", "thinwire.methods", "typer", "thinwire.cli.train"]
+)
+def test_ctrl_c_while_the_command_imports_is_one_line(started: Path, at: str) -> None:
+    done = run(started, at, "-m", "thinwire", "info")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
+
+
+def test_the_installed_script_ends_alike_and_one_rank_speaks(started: Path) -> None:
+    script = str(started / "bin" / "thinwire")
+    done = run(started, "torch", script, "info")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
+    done = run(started, "torch", script, "info", RANK="1")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_script_that_imports_the_library_keeps_its_own_ctrl_c(started: Path) -> None:
+    code = "import signal, thinwire; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert run(started, "nothing", "-c", code).stdout == "True\n"
+    done = run(started, "torch", "-c", "import thinwire")
+    assert done.returncode != 130 or "KeyboardInterrupt" in done.stderr
+
+
+@pytest.mark.parametrize(("line", "is_it"), [
+    ("python -m thinwire train", True), ("python -u -X dev -m thinwire", True), ("python /a/bin/thinwire info", True),
+    ("python -W error /a/bin/thinwire", True), ("python train.py -m thinwire", False), ("python -m pytest", False),
+    ("python -m thinwire.bench.cluster_worker", False), ("python", False), ("python -c thinwire", False),
+    ("python -m torch.distributed.run -m thinwire", False), ("python /thinwire/train.py", False),
+])  # fmt: skip
+def test_what_is_the_command(line: str, is_it: bool) -> None:
+    assert _is_command(line.split()) is is_it

@@ -1,0 +1,114 @@
+"""What all methods have in common."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+import torch
+
+from thinwire.layout import Layout
+from thinwire.memory import LocalClipping
+from thinwire.methods.strings import read_method, spell
+from thinwire.protocols import Aggregator, Memory
+from thinwire.transport import Net
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What all methods have. ``name`` is the one used in method strings.
+
+    ``takes_momentum`` and ``takes_weight_decay`` say whether they are applied in front of the compression instead of
+    by the optimizer; ``averaging_interval`` is the number of optimizer steps between parameter averagings.
+    """
+
+    name: ClassVar[str] = ""
+
+    def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
+        return False
+
+    def takes_weight_decay(self, optimizer_is_sgd: bool) -> bool:
+        return self.takes_momentum(optimizer_is_sgd)
+
+    @property
+    def averaging_interval(self) -> int | None:
+        return None
+
+    @property
+    def estimates_mean(self) -> bool:
+        """Whether what it gives stands for the mean gradient, so that the mean itself may take its place."""
+        return True
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The type in which residuals and velocities are kept between two steps."""
+        return torch.bfloat16 if getattr(self, "residual", "fp32") == "bf16" else torch.float32
+
+    @property
+    def replicas_drift(self) -> bool:
+        """Whether ranks go different ways, so that they must be made equal when the method is left."""
+        return self.averaging_interval is not None
+
+    def is_coded(self, name: str, shape: torch.Size) -> bool:
+        """Whether a parameter goes through the compressor; the others travel dense in the same frame.
+
+        Those are what ``exclude`` names and, with a ``dense_below`` above 0, one-dimensional tensors and those of fewer
+        elements than it says.
+        """
+        below: int = getattr(self, "dense_below", 0)
+        small = below > 0 and (len(shape) <= 1 or shape.numel() < below)
+        return not small and not any(fnmatchcase(name, pattern) for pattern in getattr(self, "exclude", ()))
+
+    def layout(self, rows: Iterable[tuple[str, int, torch.Size]], *, compress: bool = True) -> Layout:
+        """One exchange's layout of (name, ordinal, shape) rows under this method; without ``compress`` all travel
+        dense, and nothing of them is kept back."""
+        return Layout.of(
+            [(name, place, shape.numel(), compress and self.is_coded(name, shape)) for name, place, shape in rows]
+        )
+
+    @property
+    def merges_alike(self) -> bool:
+        """Whether a tensor's result is the same whichever tensors share its exchange; scales of int8 and int4 values
+        are shared."""
+        return getattr(self, "values", "fp32") not in ("int8", "int4")
+
+    def check_exclude(self, names: list[str]) -> None:
+        """Raise when an excluded pattern matches no parameter."""
+        for pattern in getattr(self, "exclude", ()):
+            if not any(fnmatchcase(name, pattern) for name in names):
+                near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+                raise ValueError(
+                    f"{self.name}: exclude pattern {pattern!r} matches no parameter; "
+                    f"there are for example {', '.join(near)}"
+                )
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        raise AssertionError("every method assembles its own parts")
+
+    def __str__(self) -> str:
+        return self._string([f.name for f in fields(self) if getattr(self, f.name) != f.default])
+
+    @property
+    def in_full(self) -> str:
+        """The string with every option, which means the same whatever the defaults are by then."""
+        return self._string([f.name for f in fields(self)])
+
+    def in_full_now(self, saved: str) -> str:
+        """What a method of this kind that was saved ``in_full`` is in full now: options that came later are at their
+        defaults, which are chosen to mean what was before. Anything else stays as it is."""
+        try:
+            return read_method(saved, {self.name: type(self)}).in_full
+        except ValueError:
+            return saved
+
+    def _string(self, options: list[str]) -> str:
+        given = [f"{option}={spell(getattr(self, option))}" for option in options]
+        return self.name + (":" + ",".join(given) if given else "")
+
+
+def clipped(memory: Memory, clip_norm: float | None, net: Net) -> Memory:
+    """The memory behind local clipping, where there is a norm: the whole gradient's, so it needs ``whole_model``."""
+    return LocalClipping(memory, clip_norm, net.size) if clip_norm is not None else memory

@@ -1,0 +1,20 @@
+"""torch.distributed behind a byte-level face, with counters; and ranks as threads of one process.
+
+A ``Net`` moves uint8 frames (and, for the dense methods, float vectors). It knows nothing about what is inside them.
+"""
+
+from thinwire.transport.net import GroupNet, Meanwhile, Net, Traffic, aside
+from thinwire.transport.processes import BystanderNet, TorchNet
+from thinwire.transport.threads import ThreadNet, ThreadWorld
+
+__all__ = [
+    "BystanderNet",
+    "GroupNet",
+    "Meanwhile",
+    "Net",
+    "ThreadNet",
+    "ThreadWorld",
+    "TorchNet",
+    "Traffic",
+    "aside",
+]

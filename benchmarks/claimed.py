@@ -193,7 +193,7 @@ CLAIMS = (
             Row("Signum", "Fig. 2(c): worse", "r20x8-signum-s*", behind=LITTLE),
             Row("no momentum: BlockSign", "like SGD", "r20x8-still-blocksign-s*", "r20x8-still-dense-s*", LITTLE),
             Row("signSGD", "worse", "r20x8-still-signsgd-s*", "r20x8-still-dense-s*", behind=LITTLE),
-            Row("4 workers of 64, 40 epochs: the default", "-", "r20q-blocksign-s*", "r20q-dense-s*", LITTLE),
+            Row("4 workers of 64, 40 epochs: 1-D tensors dense", "-", "r20q-blocksign-s*", "r20q-dense-s*", LITTLE),
             Row("16 a worker: 1-D and output dense", "Fig. 2(b)", "r20x8-16-blocksign-s*", "r20x8-16-dense-s*", LITTLE),
             Row("8 a worker: the same", "Fig. 2(a)", "r20x8-8-blocksign-s*", "r20x8-8-dense-s*", LITTLE),
         ),

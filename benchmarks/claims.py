@@ -18,7 +18,7 @@ import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from thinwire.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK
+from thinwire.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD
 
 R20 = "--recipe cifar10-resnet20 --set precision=bf16"
 R20X8 = "--recipe cifar10-resnet20 --workers 8 --set precision=bf16"
@@ -31,9 +31,11 @@ DGC = f"dgc:{PAPER},{WARM},{VALUES}"
 OURS_SAME = f"dgc:density=0.0024,{WARM},values=int8,factor_masking=false"
 OURS = f"dgc:density=0.006,{WARM},values=int8,factor_masking=false"
 SIGNS = f"blocksign:topology=server,{PAPER_BLOCKSIGN.removeprefix('blocksign:')}"
-TERN = "terngrad:exclude=14.*,topology=server"
-OUR_SIGNS = "blocksign:exclude=14.*,topology=server"  # one-dimensional tensors and the output layer stay dense
-OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"  # the same
+TERN = f"{PAPER_TERNGRAD},exclude=14.*,topology=server"
+MNIST_TERN = f"{PAPER_TERNGRAD},topology=server"
+# One-dimensional tensors and the output layer stay dense; by default now the first convolution (432 elements) as well.
+OUR_SIGNS = "blocksign:dense_below=1,exclude=14.*,topology=server"
+OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"
 OUR_SETTING = "density=0.006,factor_masking=false"  # DGC as it is by default, beside the values
 UNCORRECTED = f"{WARM},momentum_correction=false"  # as in gTop-k's paper
 PTB = "--recipe ptb-lstm --epochs 12"
@@ -79,7 +81,7 @@ RUNS: dict[str, str] = {
     "r20x8-still-signsgd-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method signsgd:topology=server",
     "r20x8-still-blocksign-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method {SIGNS}",
     # 4 workers of 64 images for 40 epochs: a setting of which figures of plain torch exist.
-    "r20q-blocksign-s0": f"{R20},batch_size=256,lr=0.1 --epochs 40 --method blocksign:topology=server",
+    "r20q-blocksign-s0": f"{R20},batch_size=256,lr=0.1 --epochs 40 --method blocksign:dense_below=1,topology=server",
     "r20q-terngrad-s0": f"{R20},batch_size=256,lr=0.1 --epochs 40 --method {OUR_TERN}",
     "r20q-dense-s0": f"{R20},batch_size=256,lr=0.1 --epochs 40 --method dense",
     "r20x8-still-dense-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method dense",
@@ -121,9 +123,9 @@ RUNS: dict[str, str] = {
     "r20-adam-terngrad-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 30 --method {TERN}",
     "r20-adam-dense-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 30 --method dense",
     # TernGrad on MNIST, 64 images a step; 64 workers have 256 (Figure 3).
-    "mnist-64-terngrad-s0": f"{MNIST} --set batch_size=256,lr=0.02 --workers 64 --method terngrad:topology=server",
-    **{f"mnist-{n}-terngrad-s0": f"{MNIST} --workers {n} --method terngrad:topology=server" for n in (16, 8, 4, 2)},
-    "mnist-plain-terngrad-s0": f"{MNIST} --set momentum=0,lr=0.1 --method terngrad:topology=server",
+    "mnist-64-terngrad-s0": f"{MNIST} --set batch_size=256,lr=0.02 --workers 64 --method {MNIST_TERN}",
+    **{f"mnist-{n}-terngrad-s0": f"{MNIST} --workers {n} --method {MNIST_TERN}" for n in (16, 8, 4, 2)},
+    "mnist-plain-terngrad-s0": f"{MNIST} --set momentum=0,lr=0.1 --method {MNIST_TERN}",
     "mnist-4-dense-s0": f"{MNIST} --method dense",
     "mnist-wide-dense-s0": f"{MNIST} --set batch_size=256,lr=0.02 --method dense",
     "mnist-plain-dense-s0": f"{MNIST} --set momentum=0,lr=0.1 --method dense",

@@ -38,8 +38,8 @@ ELASTIC = ROOT / "examples" / "elastic.py"
 METHODS = (
     "dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true",
     "gtopk:density=0.05",
-    "terngrad",
-    "blocksign",
+    "terngrad:dense_below=0",
+    "blocksign:dense_below=1",
     "dropping:density=0.05",
     "signsgd",
     "dense",

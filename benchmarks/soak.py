@@ -35,14 +35,14 @@ from thinwire.bench.rows import commit, hardware, today
 METHODS = (
     "dgc:density=0.02,dense_below=8,values=fp32,factor_masking=true",
     "gtopk:density=0.02",
-    "terngrad",
-    "blocksign",
+    "terngrad:dense_below=0",
+    "blocksign:dense_below=1",
     "dropping:density=0.02",
     "signsgd",
     "dense",
     "dgc:density=0.02,values=int8,factor_masking=true",
     "gtopk:density=0.02,momentum_correction=true",
-    "blocksign:block=50,topology=server",
+    "blocksign:dense_below=1,block=50,topology=server",
     "dense:dtype=bf16",
 )
 SWITCH_EVERY, SAVE_EVERY, ATTACH_EVERY, ACCUMULATE_EVERY = 100, 500, 5000, 7

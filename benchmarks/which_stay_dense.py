@@ -24,8 +24,9 @@ WORKERS, EPOCHS = 8, 12
 METHODS = {
     "dense": "dense",
     "everything": "blocksign:topology=server,dense_below=0",
-    "all but 1-D tensors": "blocksign:topology=server",
-    "all but 1-D tensors and the output layer": "blocksign:topology=server,exclude=8.*",
+    "all but 1-D tensors": "blocksign:topology=server,dense_below=1",
+    "all but 1-D tensors and the output layer": "blocksign:topology=server,dense_below=1,exclude=8.*",
+    "the default: the first convolution, too": "blocksign:topology=server",
 }
 
 

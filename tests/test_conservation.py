@@ -123,13 +123,13 @@ GTOPKS = [
     (thinwire.GTopK(density=0.02, warmup=20), 1),
 ]
 BLOCKSIGNS = [
-    (thinwire.BlockSign(), 16, False),
-    (thinwire.BlockSign(block=64), 6, False),
-    (thinwire.BlockSign(topology="server"), 5, True),
-    (thinwire.BlockSign(block=64, topology="server"), 3, False),
-    (thinwire.BlockSign(), 8, True),
-    (thinwire.BlockSign(block=1000), 1, True),
-    (thinwire.BlockSign(two_way=False), 2, False),
+    (thinwire.BlockSign(dense_below=1), 16, False),
+    (thinwire.BlockSign(block=64, dense_below=1), 6, False),
+    (thinwire.BlockSign(topology="server", dense_below=1), 5, True),
+    (thinwire.BlockSign(block=64, topology="server", dense_below=1), 3, False),
+    (thinwire.BlockSign(dense_below=1), 8, True),
+    (thinwire.BlockSign(block=1000, dense_below=1), 1, True),
+    (thinwire.BlockSign(two_way=False, dense_below=1), 2, False),
 ]
 
 
@@ -154,7 +154,7 @@ def test_gradient_dropping_loses_nothing(method: Method, N: int) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [thinwire.DGC(density=0.02, dense_below=0, values="fp32", factor_masking=True), thinwire.BlockSign()],
+    [thinwire.DGC(density=0.02, dense_below=0, values="fp32", factor_masking=True), thinwire.BlockSign(dense_below=1)],
     ids=str,
 )
 def test_several_buckets_apply_the_same_bits_as_one(method: Method) -> None:
@@ -201,10 +201,10 @@ PROCESS_METHODS = {
     "heavy": [
         thinwire.DGC(density=0.02, factor_masking=False, values="int8"),
         thinwire.GTopK(density=0.02, momentum_correction=True, values="bf16"),
-        thinwire.BlockSign(),
+        thinwire.BlockSign(dense_below=1),
     ],
     "plain": [thinwire.GTopK(density=0.02, values="int8"), thinwire.GradientDropping(density=0.02)],
-    "nesterov": [thinwire.BlockSign(block=100, topology="server")],
+    "nesterov": [thinwire.BlockSign(block=100, topology="server", dense_below=1)],
 }
 
 

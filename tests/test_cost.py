@@ -134,11 +134,13 @@ def test_impossible_arguments_are_refused(bad: object) -> None:
 
 ROWS = [("a.weight", 0, torch.Size([64, 300])), ("a.bias", 1, torch.Size([64])), ("b.weight", 2, torch.Size([9000, 4])),
         ("b.scale", 3, torch.Size([5000]))]  # fmt: skip
-SPECS = ["dgc:density=0.01", "dgc:density=0.001,scope=model,dense_below=0", "gtopk:density=0.01", "terngrad",
-         "terngrad:share_scaler=false", "blocksign",
-         "blocksign:two_way=false", "blocksign:block=512", "signsgd", "dropping", "dense", "dense:dtype=bf16", "noop",
-         "terngrad:exclude=b.*", "terngrad:topology=server", "signsgd:topology=server",
-         "terngrad:scaler=model"]  # fmt: skip
+SPECS = ["dgc:density=0.01", "dgc:density=0.001,scope=model,dense_below=0", "gtopk:density=0.01",
+         "terngrad:dense_below=0",
+         "terngrad:dense_below=0,share_scaler=false", "blocksign:dense_below=1",
+         "blocksign:dense_below=1,two_way=false", "blocksign:dense_below=1,block=512", "signsgd", "dropping", "dense",
+         "dense:dtype=bf16", "noop", "terngrad:dense_below=0,exclude=b.*", "terngrad:dense_below=0,topology=server",
+         "signsgd:topology=server", "terngrad:dense_below=0,scaler=model", "terngrad", "terngrad:topology=server",
+         "terngrad:exclude=?.weight", "blocksign:topology=server", "blocksign:exclude=?.weight"]  # fmt: skip
 
 
 def sent(net: ThreadNet, spec: str) -> int:

@@ -21,9 +21,9 @@ METHODS = [
     ("groups", "dgc:density=0.02,warmup=8,values=fp32,factor_masking=true"),
     ("heavy", "dgc:density=0.02,residual=bf16,values=fp32,factor_masking=true"),
     ("heavy", "gtopk:density=0.01"),
-    ("adam", "terngrad:seed=5"),
-    ("nesterov", "blocksign"),
-    ("groups", "blocksign:block=100,topology=server,residual=bf16"),
+    ("adam", "terngrad:dense_below=0,seed=5"),
+    ("nesterov", "blocksign:dense_below=1"),
+    ("groups", "blocksign:dense_below=1,block=100,topology=server,residual=bf16"),
     ("adamw", "dropping:density=0.01,local=partial,sync_every=5"),
     ("tiny", "signsgd"),
     ("heavy", "dense:dtype=bf16"),
@@ -145,7 +145,7 @@ def test_another_number_of_ranks_reads_all_parts_and_loses_nothing(cluster: Clus
 
 def own_parts(group: dist.ProcessGroup, folder: str) -> tuple[list[str], str]:
     """The tensors that this rank asked DCP to write for the wire, and what it would have to say itself."""
-    one = One(group, "heavy", "blocksign", hierarchy=[[0, 1], [2]])
+    one = One(group, "heavy", "blocksign:dense_below=1", hierarchy=[[0, 1], [2]])
     one.steps(0, 3)
     one.save(folder)
     state, again = one.wire.state_dict(), one.wire.state_dict()

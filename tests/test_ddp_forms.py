@@ -40,14 +40,14 @@ def test_one_bucket_a_parameter_gives_the_same_bits_as_one_bucket(cluster: Clust
         thinwire.GTopK(density=0.02),
         thinwire.GradientDropping(density=0.02),
     ]
-    methods += [thinwire.TernGrad(), thinwire.BlockSign(), thinwire.SignSGD()]
+    methods += [thinwire.TernGrad(dense_below=0), thinwire.BlockSign(dense_below=1), thinwire.SignSGD()]
     check_same_bits(cluster, N, [Run(method, "groups", 5) for method in methods], [ONE_A_BUCKET])
 
 
 def test_static_graph_and_bucket_views_change_nothing(cluster: Cluster) -> None:
     forms = [{"static_graph": True}, {"find_unused_parameters": True}]
     forms += [{"gradient_as_bucket_view": True, **ONE_A_BUCKET}]
-    methods = [DGC, thinwire.GTopK(density=0.02), thinwire.BlockSign(), thinwire.Dense(dtype="fp16")]
+    methods = [DGC, thinwire.GTopK(density=0.02), thinwire.BlockSign(dense_below=1), thinwire.Dense(dtype="fp16")]
     check_same_bits(cluster, 3, [Run(method, "heavy", 5, "net") for method in methods], forms)
 
 
@@ -102,7 +102,12 @@ def test_errors_in_forward_and_backward_are_followed_by_a_normal_step(cluster: C
 
 
 def test_adam_and_adamw_train_with_every_method_that_leaves_momentum_alone(cluster: Cluster) -> None:
-    methods = [thinwire.TernGrad(), thinwire.GradientDropping(density=0.1), thinwire.BlockSign(), thinwire.SignSGD()]
+    methods = [
+        thinwire.TernGrad(dense_below=0),
+        thinwire.GradientDropping(density=0.1),
+        thinwire.BlockSign(dense_below=1),
+        thinwire.SignSGD(),
+    ]
     methods += [thinwire.DGC(density=0.1, momentum_correction=False, values="fp32"), thinwire.GTopK(density=0.1)]
     cluster.run(workers_ddp.learns, 3, [(optimizer, method) for method in methods for optimizer in ("adam", "adamw")])
 
@@ -113,8 +118,14 @@ def test_two_attached_models_in_one_process_do_not_disturb_each_other(cluster: C
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_model_on_a_subgroup_whose_ranks_are_not_the_worlds(cluster: Cluster, n: int) -> None:
-    runs = [Run(method, "heavy", 4, "net") for method in (DGC, thinwire.GTopK(density=0.05), thinwire.BlockSign())]
-    runs += [replace(runs[0], hierarchy=[[0], list(range(1, n))]), Run(thinwire.TernGrad(), "adam", 4, "net")]
+    runs = [
+        Run(method, "heavy", 4, "net")
+        for method in (DGC, thinwire.GTopK(density=0.05), thinwire.BlockSign(dense_below=1))
+    ]
+    runs += [
+        replace(runs[0], hierarchy=[[0], list(range(1, n))]),
+        Run(thinwire.TernGrad(dense_below=0), "adam", 4, "net"),
+    ]
     first, last = cluster.run(workers.train, n, runs), cluster.run(workers.train, n, runs, last=True)
     for a, b in zip(first, last, strict=True):
         for run, x, y in zip(runs, a, b, strict=True):
@@ -186,7 +197,7 @@ def frozen_and_unfrozen(group: dist.ProcessGroup) -> None:
         "dgc:density=1.0,dense_below=0,values=fp32,factor_masking=true",
         "dgc:density=0.02,dense_below=0,values=fp32,factor_masking=true",
         "gtopk:density=0.02",
-        "blocksign",
+        "blocksign:dense_below=1",
     ):
         training = Training(group, Run(method, "plain", ddp={"find_unused_parameters": True}))
         module, size = training.module, dist.get_world_size(group)
@@ -248,8 +259,8 @@ def test_parameters_frozen_and_unfrozen_on_the_way(cluster: Cluster) -> None:
 
 PAIRED = [
     "dgc:density=0.02", "dgc:density=0.02,momentum_correction=false,residual=bf16,values=fp32", "gtopk:density=0.02",
-    "gtopk:density=0.02,momentum_correction=true", "terngrad", "blocksign", "dropping:density=0.02",
-    "dropping:density=0.02,local=partial,sync_every=3", "signsgd", "dense", "noop",
+    "gtopk:density=0.02,momentum_correction=true", "terngrad:dense_below=0", "blocksign:dense_below=1",
+    "dropping:density=0.02", "dropping:density=0.02,local=partial,sync_every=3", "signsgd", "dense", "noop",
 ]  # fmt: skip
 
 

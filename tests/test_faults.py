@@ -45,7 +45,12 @@ def zygote() -> Iterator[Run]:
 
 @pytest.mark.parametrize(
     ("method", "ranks", "victim", "how"),
-    [("dgc", 3, 2, "kill"), ("gtopk", 4, 3, "kill"), ("terngrad", 3, 1, "hang"), ("blocksign", 3, 0, "fail")],
+    [
+        ("dgc", 3, 2, "kill"),
+        ("gtopk", 4, 3, "kill"),
+        ("terngrad:dense_below=0", 3, 1, "hang"),
+        ("blocksign:dense_below=1", 3, 0, "fail"),
+    ],
 )
 def test_all_others_end_with_one_error_that_names_the_lost_rank(
     zygote: Run, method: str, ranks: int, victim: int, how: str
@@ -59,7 +64,7 @@ def test_all_others_end_with_one_error_that_names_the_lost_rank(
         told = json.loads(row["out"])
         assert told["type"] == "ExchangeError" and told["peers"] == [victim] and told["step"] == 4, told
         assert told["stage"] in told["sentence"] and f"rank {victim}" in told["sentence"]
-        assert told["stage"] == ("agree on scalers" if method == "terngrad" else "exchange frames")
+        assert told["stage"] == ("agree on scalers" if method.startswith("terngrad") else "exchange frames")
         assert told["threads"] == [] and row["err"].count("Traceback") == 1
         if how == "fail":
             assert "OSError: for this test" in told["sentence"]
@@ -109,7 +114,7 @@ def test_a_cut_link_is_survived_or_ends_all_ranks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fault_links, "HOSTS", 2)
     monkeypatch.setattr(fault_links, "STEPS", 60)
     dice = random.Random(0)
-    survived = fault_links._short("blocksign", 1, dice)
+    survived = fault_links._short("blocksign:dense_below=1", 1, dice)
     assert survived["tried"] == 1 and survived["bit_equal"], survived
     ended = fault_links._too_long("gtopk:density=0.05", dice)
     assert ended["named_by_all_others"] and 0 not in ended["exit_codes"], ended

@@ -101,7 +101,7 @@ def healthy(group: dist.ProcessGroup, guard: str) -> list[list[str]]:
     for method, lr in (
         ("gtopk:density=0.05", 0.1),
         ("dgc:density=0.02,dense_below=0,values=fp32,factor_masking=true", 0.05),
-        ("blocksign", 0.05),
+        ("blocksign:dense_below=0", 0.05),  # the bowl has one dimension
     ):
         if guard == "warn" or "density" in method:
             said.append(descend(group, method, lr, 120, guard=guard, guard_every=2)["said"])
@@ -209,7 +209,7 @@ def flipped(group: dist.ProcessGroup, method: str, options: dict[str, Any]) -> t
     return (*found, handed)
 
 
-@pytest.mark.parametrize("method", ["dgc:density=0.02", "terngrad", "dense"])
+@pytest.mark.parametrize("method", ["dgc:density=0.02", "terngrad:dense_below=0", "dense"])
 def test_a_flipped_bit_is_found_by_all_ranks_and_named(cluster: Cluster, method: str) -> None:
     answers = cluster.run(flipped, 3, method, {})
     assert len({answer[:2] for answer in answers}) == 1
@@ -222,7 +222,7 @@ def unharmed(group: dist.ProcessGroup) -> list[tuple[int, int]]:
     """Bytes with and without the check, of runs in which nothing is wrong."""
     found = []
     methods = [("heavy", "dgc:density=0.02"), ("adam", "dropping:density=0.02,local=sum,sync_every=2")]
-    for optimizer, method in [*methods, ("nesterov", "blocksign")]:
+    for optimizer, method in [*methods, ("nesterov", "blocksign:dense_below=1")]:
         sent = []
         for every in (None, 2):
             training = Training(group, Run(None, optimizer))

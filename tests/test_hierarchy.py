@@ -37,7 +37,7 @@ def test_dense_between_machines_is_ddp_and_so_is_dgc_at_density_one(cluster: Clu
 @pytest.mark.parametrize("name", ["2+2", "2+3", "4+1, mixed order"])
 def test_nothing_is_lost_between_machines_and_all_ranks_have_the_same_bits(cluster: Cluster, name: str) -> None:
     N, groups = GROUPS[name]
-    methods = [thinwire.DGC(density=0.02, factor_masking=False, values="int8"), thinwire.BlockSign()]
+    methods = [thinwire.DGC(density=0.02, factor_masking=False, values="int8"), thinwire.BlockSign(dense_below=1)]
     methods += [thinwire.GTopK(density=0.02, momentum_correction=True), thinwire.GradientDropping(density=0.02)]
     optimizers = ["heavy", "heavy", "heavy", "plain"]
     runs = [Run(None, optimizer, 12) for optimizer in ("heavy", "plain")]
@@ -67,7 +67,7 @@ def test_momentum_goes_in_and_out_of_a_hierarchy(cluster: Cluster, optimizer: st
 
 def test_switching_in_a_hierarchy_loses_and_invents_nothing(cluster: Cluster) -> None:
     sparse = thinwire.DGC(density=0.02, factor_masking=False, values="fp32")
-    paths = [(sparse, EXACT), (sparse, thinwire.Dense()), (thinwire.BlockSign(), EXACT)]
+    paths = [(sparse, EXACT), (sparse, thinwire.Dense()), (thinwire.BlockSign(dense_below=1), EXACT)]
     runs = [Run(None, "heavy", 10)]
     runs += [Run(a, "heavy", 10, events={5: ("switch", b)}, hierarchy=[[0, 1], [2, 3, 4]]) for a, b in paths]
     for reference, *others in cluster.run(workers.train, 5, runs):
@@ -78,8 +78,8 @@ def test_switching_in_a_hierarchy_loses_and_invents_nothing(cluster: Cluster) ->
 
 
 def test_a_checkpoint_in_a_hierarchy_is_bit_equal(cluster: Cluster) -> None:
-    whole = Run(thinwire.BlockSign(), "heavy", 8, hierarchy=2)
-    cut = Run(thinwire.BlockSign(), "heavy", 8, hierarchy=2, events={4: ("reload",)})
+    whole = Run(thinwire.BlockSign(dense_below=1), "heavy", 8, hierarchy=2)
+    cut = Run(thinwire.BlockSign(dense_below=1), "heavy", 8, hierarchy=2, events={4: ("reload",)})
     for a, b in cluster.run(workers.train, 4, [whole, cut]):
         torch.testing.assert_close(a["trajectory"], b["trajectory"], rtol=1e-5, atol=1e-5)
 

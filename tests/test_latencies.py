@@ -15,8 +15,9 @@ from thinwire.layout import Hyper, Turn
 from thinwire.merging import Merger, Spent
 from thinwire.transport import ThreadNet, ThreadWorld
 
-SPECS = ["dgc", "dropping", "gtopk", "terngrad", "terngrad:share_scaler=false", "terngrad:topology=server", "blocksign",
-         "blocksign:topology=server", "blocksign:two_way=false", "signsgd", "signsgd:topology=server"]  # fmt: skip
+SPECS = ["dgc", "dropping", "gtopk", "terngrad:dense_below=0", "terngrad:dense_below=0,share_scaler=false",
+         "terngrad:dense_below=0,topology=server", "blocksign", "blocksign:topology=server", "blocksign:two_way=false",
+         "signsgd", "signsgd:topology=server"]  # fmt: skip
 
 
 class CountingNet(ThreadNet):

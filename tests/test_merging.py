@@ -107,7 +107,12 @@ def trained(group: dist.ProcessGroup, spec: str, way: str) -> tuple[torch.Tensor
 
 
 @pytest.mark.parametrize(
-    "spec", ["dgc:density=0.05,dense_below=0,values=fp32,factor_masking=true", "terngrad", "blocksign"]
+    "spec",
+    [
+        "dgc:density=0.05,dense_below=0,values=fp32,factor_masking=true",
+        "terngrad:dense_below=0",
+        "blocksign:dense_below=1",
+    ],
 )
 def test_merging_changes_no_bit(cluster: Any, spec: str) -> None:
     results = {way: cluster.run(trained, 3, spec, way) for way in ("alone", "all", "measured")}

@@ -15,8 +15,8 @@ import thinwire
 METHODS = [
     "dgc:density=0.1,dense_below=8,values=fp32,factor_masking=true",
     "gtopk:density=0.1",
-    "terngrad",
-    "blocksign",
+    "terngrad:dense_below=0",
+    "blocksign:dense_below=1",
     "dropping:density=0.1",
     "signsgd",
 ]

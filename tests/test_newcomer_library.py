@@ -31,10 +31,10 @@ EVERYBODY = [
     thinwire.DGC(density=0.02, factor_masking=True, values="fp32", dense_below=0),
     thinwire.GTopK(density=0.02),
     thinwire.GTopK(density=0.02, momentum_correction=True),
-    thinwire.TernGrad(),
-    thinwire.TernGrad(scaler="model"),
-    thinwire.BlockSign(),
-    thinwire.BlockSign(topology="server"),
+    thinwire.TernGrad(dense_below=0),
+    thinwire.TernGrad(scaler="model", dense_below=0),
+    thinwire.BlockSign(dense_below=1),
+    thinwire.BlockSign(topology="server", dense_below=1),
     thinwire.GradientDropping(density=0.02),
     thinwire.GradientDropping(density=0.02, local="partial"),
     thinwire.Dense(dtype="bf16"),
@@ -96,7 +96,7 @@ def test_one_machine_is_told_once(cluster: Cluster) -> None:
     assert "the update is signsgd's of it" in first[0] and "nothing is compressed" not in first[0]
 
 
-@pytest.mark.parametrize("method", ["dgc:density=0.02,values=fp32", "blocksign", "gtopk:density=0.02"])
+@pytest.mark.parametrize("method", ["dgc:density=0.02,values=fp32", "blocksign:dense_below=1", "gtopk:density=0.02"])
 def test_a_checkpoint_of_two_machines_goes_on_exactly_on_one(cluster: Cluster, method: str) -> None:
     """What the machines had kept back is sent with the first step, and momentum is not lost."""
     for one, reference in cluster.run(from_two_machines_to_one, 4, method):

@@ -55,10 +55,14 @@ class Case:
         return any(distance(exact, self.simulate(N, noise=3e-7, noise_seed=i), N) > 4e-6 for i in range(4))
 
 
-def make(oracle: ModuleType, method: str, rows: list[tuple], extra: list[tuple]) -> list[Case]:
-    """rows run with 1 to 5 workers; extra ones, which cross what rows show, with 3 and 4 (odd, even)."""
+def make(oracle: ModuleType, method: str, rows: list[tuple], extra: list[tuple], **always: Any) -> list[Case]:
+    """rows run with 1 to 5 workers; extra ones, which cross what rows show, with 3 and 4 (odd, even).
+
+    ``always`` are options of all of them that do not say otherwise: the tensors are too small for the defaults.
+    """
     cases = [Case(f"{method}-{name}", oracle, method, *rest) for name, *rest in rows]
-    crossed = [replace(case, workers=(3, 4)) for case in make(oracle, method, extra, [])] if extra else []
+    cases = [replace(case, options={**always, **case.options}) for case in cases]
+    crossed = [replace(case, workers=(3, 4)) for case in make(oracle, method, extra, [], **always)] if extra else []
     return cases + crossed
 
 
@@ -122,7 +126,7 @@ CASES = [
         ("one scaler", HEAVY, {"seed": 6, "scaler": "model"}),
         ("one scaler, last layer float", Adam(), {"seed": 6, "scaler": "model", "exclude": ("out.*",)}),
         ("one scaler of its own", HEAVY, {"seed": 6, "scaler": "model", "share_scaler": False, "clip_sigma": None}),
-    ]),
+    ], dense_below=0),
     *make(blocksign, "BlockSign", [
         ("nesterov", NESTEROV, {}),
         ("everything, nesterov, server", NESTEROV, {"topology": "server", "dense_below": 0}),
@@ -150,7 +154,7 @@ CASES = [
         # The more signs, the sooner rounding decides one: fewer steps.
         ("slices", NESTEROV, {"dense_below": 0}, WIDE, (), 8),
         ("slices, blocks", replace(NESTEROV, schedule="decreasing"), {"block": 100, "dense_below": 0}, WIDE, (), 8),
-    ]),
+    ], dense_below=1),
     *make(signsgd, "SignSGD", [
         ("plain", SGD(lr=0.01)),
         ("weight decay", SGD(lr=0.01, weight_decay=0.1)),
@@ -403,7 +407,7 @@ def test_blocksign_error_corrected_iterate(problem: Problem, options: dict[str, 
     """Lemma 3: x_t - eta_{t-1} (server's error + mean of workers') moves exactly by -eta_t mean(q)."""
     sgd, N = SGD(0.1, 0.9, True, 0.01, "increasing"), 3
     ledger: list[tuple[Params, Params]] = []
-    trajectory = blocksign.simulate(problem, N, STEPS, sgd, ledger=ledger, **options)
+    trajectory = blocksign.simulate(problem, N, STEPS, sgd, dense_below=1, ledger=ledger, **options)
     for name, start in problem.initial().items():
         corrected = start.ravel()
         for t, (entered, errors) in enumerate(ledger):

@@ -10,7 +10,7 @@ import pytest
 
 import thinwire
 from thinwire.bench import cluster
-from thinwire.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK
+from thinwire.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -20,9 +20,10 @@ import claims  # noqa: E402
 def test_they_are_what_the_documentation_says() -> None:
     assert thinwire.parse_method(PAPER_DGC) == thinwire.DGC(density=0.001, values="fp32", factor_masking=True)
     assert thinwire.parse_method(PAPER_GTOPK) == thinwire.GTopK(density=0.001, momentum_correction=False)
+    assert thinwire.parse_method(PAPER_TERNGRAD) == thinwire.TernGrad(dense_below=0)
     assert thinwire.parse_method(PAPER_BLOCKSIGN) == thinwire.BlockSign(dense_below=0)
     readme = (ROOT / "README.md").read_text()
-    assert all(f"`{spec}`" in readme for spec in (PAPER_DGC, PAPER_GTOPK))
+    assert all(f"`{spec}`" in readme for spec in (PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD, PAPER_BLOCKSIGN))
 
 
 def test_benchmarks_and_claims_use_them() -> None:
@@ -32,6 +33,9 @@ def test_benchmarks_and_claims_use_them() -> None:
     assert claims.RUNS["vgg-gtopk-s0"].endswith(f" --method {PAPER_GTOPK},warmup=388")
     ours = replace(thinwire.parse_method(PAPER_BLOCKSIGN), topology="server")  # type: ignore[call-arg]
     assert thinwire.parse_method(claims.SIGNS) == ours
+    ternary = replace(thinwire.parse_method(PAPER_TERNGRAD), topology="server")  # type: ignore[call-arg]
+    assert thinwire.parse_method(claims.MNIST_TERN) == ternary
+    assert thinwire.parse_method(claims.TERN) == replace(ternary, exclude=("14.*",))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("folder", ["thinwire", "benchmarks", "docs", "examples"])

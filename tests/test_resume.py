@@ -19,9 +19,9 @@ METHODS = [
     "dgc:density=0.05,scope=model",
     "gtopk:density=0.05",
     "gtopk:density=0.05,momentum_correction=true",
-    "terngrad",
-    "blocksign",
-    "blocksign:block=50,topology=server",
+    "terngrad:dense_below=0",
+    "blocksign:dense_below=1",
+    "blocksign:dense_below=1,block=50,topology=server",
     "dropping:density=0.05",
     "dropping:density=0.05,local=partial,sync_every=3",
     "signsgd",
@@ -94,7 +94,9 @@ def test_the_mean_of_what_was_not_sent_survives_a_change_of_the_group(cluster: A
         _check(saved, cluster.run(resume, new, spec, saved, {}), "local" in spec)
 
 
-@pytest.mark.parametrize("spec", ["dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true", "blocksign"])
+@pytest.mark.parametrize(
+    "spec", ["dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true", "blocksign:dense_below=1"]
+)
 def test_the_same_for_machines_with_several_ranks(cluster: Any, spec: str) -> None:
     for old, before, new, after in ((4, 2, 3, None), (3, None, 4, 2), (4, [[0, 1, 2], [3]], 5, [[0, 1], [2, 3, 4]])):
         saved = cluster.run(save, old, spec, {"hierarchy": before})
@@ -102,7 +104,7 @@ def test_the_same_for_machines_with_several_ranks(cluster: Any, spec: str) -> No
 
 
 def incomplete(group: dist.ProcessGroup, saved: list[dict[str, Any]]) -> list[str]:
-    _, _, wire = _attached(group, "blocksign")
+    _, _, wire = _attached(group, "blocksign:dense_below=1")
     states = [torch.load(io.BytesIO(one["wire"]), weights_only=True) for one in saved]
     before, sentences = _saved(wire.state_dict()), []
     other_step = {**states[1], "step": 99}
@@ -115,7 +117,7 @@ def incomplete(group: dist.ProcessGroup, saved: list[dict[str, Any]]) -> list[st
 
 
 def test_incomplete_or_mixed_lists_are_refused_and_change_nothing(cluster: Any) -> None:
-    saved = cluster.run(save, 3, "blocksign", {})
+    saved = cluster.run(save, 3, "blocksign:dense_below=1", {})
     for sentences in cluster.run(incomplete, 2, saved):
         assert "no state" in sentences[0] and "ranks [0, 1]" in sentences[1] and "step" in sentences[2]
         assert all("\n" not in sentence for sentence in sentences)

@@ -95,7 +95,7 @@ def test_a_state_from_before_an_option_was_added_is_taken(cluster: Any) -> None:
         ("seed=0", "zeal=0"),
         ("clip_sigma=2.5", ""),
     ]
-    for taken, other, unknown, absent in cluster.run(loaded_from, 2, "terngrad", changes):
+    for taken, other, unknown, absent in cluster.run(loaded_from, 2, "terngrad:dense_below=0", changes):
         assert taken == "" and absent == ""
         assert "belongs to method terngrad:" in other and "belongs to method terngrad:" in unknown
     for said in cluster.run(loaded_from, 2, library.DGC(warmup=library.ListedWarmup(4)), [("dgc:", "dgc:")]):

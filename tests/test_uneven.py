@@ -45,9 +45,18 @@ def uneven(group: dist.ProcessGroup, optimizer: str, methods: list[Any], form: d
 
 @pytest.mark.parametrize("optimizer", ["plain", "decay", "nesterov-decay"])
 def test_uneven_inputs_follow_plain_ddp_at_density_one(cluster: Cluster, optimizer: str) -> None:
-    methods = [None, EXACT, "gtopk:density=1.0", "dense", "dgc:density=0.05", "terngrad", "blocksign", "signsgd"]
+    methods = [
+        None,
+        EXACT,
+        "gtopk:density=1.0",
+        "dense",
+        "dgc:density=0.05",
+        "terngrad:dense_below=0",
+        "blocksign:dense_below=1",
+        "signsgd",
+    ]
     if optimizer != "plain":  # an optimizer's own momentum stops on a rank that has run out, in plain DDP too
-        methods = [None, EXACT, "dgc:density=0.05", "blocksign"]
+        methods = [None, EXACT, "dgc:density=0.05", "blocksign:dense_below=1"]
     cluster.run(uneven, 3, optimizer, methods, {})
 
 
@@ -61,7 +70,7 @@ def conserved(group: dist.ProcessGroup) -> None:
     for method in (
         "dgc:density=0.02,dense_below=0,values=fp32,factor_masking=true",
         "gtopk:density=0.02",
-        "blocksign",
+        "blocksign:dense_below=1",
         "dropping:density=0.02",
     ):
         training = Training(group, Run(method, "plain"))

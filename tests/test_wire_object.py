@@ -20,9 +20,9 @@ EVERY_METHOD = [
     ("groups", thinwire.DGC(density=0.02, warmup=16, values="fp32", factor_masking=True)),
     ("heavy", thinwire.DGC(density=0.02, clip_norm=2.0, values="int8", selection="sampled", factor_masking=True)),
     ("heavy", thinwire.GTopK(density=0.01, warmup=14)),
-    ("adam", thinwire.TernGrad(seed=5)),
-    ("nesterov", thinwire.BlockSign()),
-    ("groups", thinwire.BlockSign(block=100, topology="server")),
+    ("adam", thinwire.TernGrad(seed=5, dense_below=0)),
+    ("nesterov", thinwire.BlockSign(dense_below=1)),
+    ("groups", thinwire.BlockSign(block=100, topology="server", dense_below=1)),
     ("adamw", thinwire.GradientDropping(density=0.01, local="partial", sync_every=7, warmup=14)),
     ("groups", thinwire.GradientDropping(density=0.01, momentum_correction=True)),
     ("tiny", thinwire.SignSGD()),
@@ -46,8 +46,8 @@ def test_twenty_steps_are_ten_and_a_checkpoint_and_ten_for_every_method(cluster:
 
 
 def test_a_checkpoint_taken_right_after_a_switch_keeps_what_is_pending(cluster: Cluster) -> None:
-    whole = Run(thinwire.GTopK(density=0.01), "heavy", 8, events={4: ("switch", thinwire.BlockSign())})
-    cut = replace(whole, events={4: [("switch", thinwire.BlockSign()), ("reload",)]})
+    whole = Run(thinwire.GTopK(density=0.01), "heavy", 8, events={4: ("switch", thinwire.BlockSign(dense_below=1))})
+    cut = replace(whole, events={4: [("switch", thinwire.BlockSign(dense_below=1)), ("reload",)]})
     for a, b in cluster.run(workers.train, 3, [whole, cut]):
         assert torch.equal(a["trajectory"], b["trajectory"]) and a["state"] == b["state"]
 
@@ -62,7 +62,13 @@ def test_counted_bytes_are_the_formats_sizes(cluster: Cluster) -> None:
 
 
 def test_one_rank_sends_nothing_and_has_no_ratio(cluster: Cluster) -> None:
-    methods = [thinwire.DGC(), thinwire.GTopK(), thinwire.BlockSign(), thinwire.TernGrad(), thinwire.SignSGD()]
+    methods = [
+        thinwire.DGC(),
+        thinwire.GTopK(),
+        thinwire.BlockSign(dense_below=1),
+        thinwire.TernGrad(dense_below=0),
+        thinwire.SignSGD(),
+    ]
     methods += [thinwire.Dense(dtype=dtype) for dtype in ("fp32", "bf16")]
     (results,) = cluster.run(workers.train, 1, [Run(method, "tiny", 3) for method in methods])
     for method, result in zip(methods, results, strict=True):
@@ -97,27 +103,35 @@ PATHS: dict[str, list[Any]] = {
         [thinwire.DGC(density=0.02, values="fp32", factor_masking=True), thinwire.Dense()],
         [
             thinwire.GTopK(density=0.02, values="int8"),
-            thinwire.BlockSign(),
+            thinwire.BlockSign(dense_below=1),
             thinwire.DGC(density=0.05, values="fp32", factor_masking=True),
             EXACT,
         ],
-        [thinwire.BlockSign(topology="server"), thinwire.GradientDropping(density=0.02), thinwire.GTopK(density=1.0)],
+        [
+            thinwire.BlockSign(topology="server", dense_below=1),
+            thinwire.GradientDropping(density=0.02),
+            thinwire.GTopK(density=1.0),
+        ],
     ],
     "heavy": [
         [thinwire.DGC(density=0.02, factor_masking=False, values="fp32"), EXACT],
         [thinwire.DGC(density=0.02, factor_masking=False, values="fp32"), thinwire.Dense()],
-        [thinwire.BlockSign(), EXACT],
-        [thinwire.BlockSign(), thinwire.GTopK(density=0.05, momentum_correction=True), thinwire.GTopK(density=1.0)],
+        [thinwire.BlockSign(dense_below=1), EXACT],
+        [
+            thinwire.BlockSign(dense_below=1),
+            thinwire.GTopK(density=0.05, momentum_correction=True),
+            thinwire.GTopK(density=1.0),
+        ],
         [
             thinwire.Dense(),
             thinwire.DGC(density=0.02, factor_masking=False, values="fp32"),
-            thinwire.BlockSign(block=50),
+            thinwire.BlockSign(block=50, dense_below=1),
             EXACT,
         ],
     ],
     "nesterov": [
         [thinwire.DGC(density=0.02, factor_masking=False, values="fp32"), thinwire.Dense()],
-        [thinwire.BlockSign(), EXACT],
+        [thinwire.BlockSign(dense_below=1), EXACT],
     ],
     "maximize-plain": [[thinwire.DGC(density=0.02, values="fp32", factor_masking=True), thinwire.Dense()]],
 }

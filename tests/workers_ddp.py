@@ -17,7 +17,7 @@ import thinwire
 
 
 def accumulate(group: dist.ProcessGroup) -> None:
-    for method in (DGC, thinwire.GTopK(density=0.02), thinwire.Dense(), EXACT, thinwire.BlockSign()):
+    for method in (DGC, thinwire.GTopK(density=0.02), thinwire.Dense(), EXACT, thinwire.BlockSign(dense_below=1)):
         whole, parted = Training(group, Run(method, "heavy")), Training(group, Run(method, "heavy"))
         for step in range(4):
             both = {name: g for name, g in pulls(whole.rank, step).items()}
@@ -44,7 +44,14 @@ def unused(group: dist.ProcessGroup, static_graph: bool) -> None:
     """Step 0: all used. Steps 1, 2: c on rank 0 alone, a on no rank. Step 3: all used again."""
     options = {"static_graph": True} if static_graph else {"find_unused_parameters": True}
     for form in (options, {**options, "bucket_cap_mb": 1e-5}):
-        for method in (None, EXACT, DGC, thinwire.GTopK(density=0.02), thinwire.BlockSign(), thinwire.Dense()):
+        for method in (
+            None,
+            EXACT,
+            DGC,
+            thinwire.GTopK(density=0.02),
+            thinwire.BlockSign(dense_below=1),
+            thinwire.Dense(),
+        ):
             training = Training(group, Run(method, "plain", ddp=form))
             module, rank = training.module, training.rank
             total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
@@ -94,7 +101,7 @@ def frozen(group: dist.ProcessGroup) -> None:
     module.c.requires_grad_(False)
     model = DDP(module, process_group=group)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=LR, momentum=0.9)
-    wire = thinwire.attach(model, optimizer, thinwire.BlockSign())
+    wire = thinwire.attach(model, optimizer, thinwire.BlockSign(dense_below=1))
     start = {name: p.detach().clone() for name, p in module.named_parameters()}
     for step in range(3):
         optimizer.zero_grad()
@@ -110,7 +117,14 @@ def mixed_dtypes(group: dist.ProcessGroup) -> None:
     kinds = {"a": torch.bfloat16, "c": torch.float64, "d": torch.float16}
     for dtypes in (dict.fromkeys(SHAPES, torch.bfloat16), kinds):
         finals = []
-        for method in (None, EXACT, thinwire.GTopK(density=1.0), thinwire.Dense(), DGC, thinwire.BlockSign()):
+        for method in (
+            None,
+            EXACT,
+            thinwire.GTopK(density=1.0),
+            thinwire.Dense(),
+            DGC,
+            thinwire.BlockSign(dense_below=1),
+        ):
             module = Dot()
             for name, dtype in dtypes.items():
                 setattr(module, name, torch.nn.Parameter(getattr(module, name).detach().to(dtype)))
@@ -295,7 +309,7 @@ def failing_passes(group: dist.ProcessGroup) -> None:
             return _Fuse.apply(out) if where == "top" else out
 
     outcomes = []
-    for method in (None, EXACT, thinwire.GTopK(density=1.0), thinwire.BlockSign()):
+    for method in (None, EXACT, thinwire.GTopK(density=1.0), thinwire.BlockSign(dense_below=1)):
         torch.manual_seed(1)
         module = Net()
         model = DDP(module, process_group=group, bucket_cap_mb=1e-5)

@@ -132,7 +132,15 @@ def alone(group: dist.ProcessGroup) -> None:
     handler.emit = records.append
     logging.getLogger("thinwire").addHandler(handler)
     try:
-        for method in ("dgc:density=0.1", "gtopk", "terngrad", "blocksign", "dropping:local=sum", "signsgd", "dense"):
+        for method in (
+            "dgc:density=0.1",
+            "gtopk",
+            "terngrad:dense_below=0",
+            "blocksign:dense_below=1",
+            "dropping:local=sum",
+            "signsgd",
+            "dense",
+        ):
             records.clear()
             training = Training(group, Run(method, "tiny"))
             assert [r.levelname for r in records] == ["WARNING"] and "nothing is sent" in records[0].getMessage()
@@ -159,7 +167,7 @@ def steps_after_detach(group: dist.ProcessGroup) -> None:
         training.loss(1)
         training.model.train()
         sentence_of(thinwire.DetachedError, lambda training=training: training.step(1))
-        for again in (method, thinwire.BlockSign()):
+        for again in (method, thinwire.BlockSign(dense_below=1)):
             training.wire = thinwire.attach(training.model, training.optimizer, again)
             training.step(1)
             training.step(2)
@@ -182,7 +190,7 @@ def old_and_new_wire(group: dist.ProcessGroup) -> None:
     old = training.wire
     training.step(0)
     old.detach()
-    training.happen("attach", thinwire.BlockSign())
+    training.happen("attach", thinwire.BlockSign(dense_below=1))
     assert old.detach() == {}
     training.step(1)
     assert training.wire.stats.steps == 1 and old.stats.steps == 1

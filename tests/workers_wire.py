@@ -17,7 +17,7 @@ import thinwire
 
 def wrong_states(group: dist.ProcessGroup) -> None:
     rank = dist.get_rank(group)
-    training = Training(group, Run(thinwire.BlockSign(), "heavy"))
+    training = Training(group, Run(thinwire.BlockSign(dense_below=1), "heavy"))
     for step in range(3):
         training.step(step)
     wire = training.wire
@@ -121,9 +121,9 @@ def counted_bytes(group: dist.ProcessGroup) -> None:
             lambda parts: signs.nbytes(sum(parts), len(parts), 0), lambda parts: signs.nbytes(sum(parts), len(parts), 0)
         ),
         thinwire.SignSGD(): sharded(lambda parts: signs.nbytes(sum(parts), 0, 0), lambda p: signs.nbytes(sum(p), 0, 0)),
-        thinwire.TernGrad(): 4 * 5
+        thinwire.TernGrad(dense_below=0): 4 * 5
         + sharded(lambda parts: ternary.nbytes(sum(parts), 0, 0), lambda p: levels.nbytes(sum(p), N, 0)),
-        thinwire.TernGrad(share_scaler=False): sharded(
+        thinwire.TernGrad(share_scaler=False, dense_below=0): sharded(
             lambda parts: ternary.nbytes(sum(parts), len(parts), 0), lambda p: floats.nbytes(sum(p), 0)
         ),
         thinwire.Dense(): 4 * whole,
@@ -162,7 +162,7 @@ def readable_stats(group: dist.ProcessGroup) -> None:
     assert first.ratio > 10 and first.link_ratio > 1 and first.residual_norm > 1
     for seconds in (first.seconds_compensating, first.seconds_compressing, first.seconds_communicating):
         assert 0 < seconds < 60
-    training.wire.switch(thinwire.BlockSign())
+    training.wire.switch(thinwire.BlockSign(dense_below=1))
     training.step(4)
     second = training.wire.stats
     assert second.steps == 5 and second.frame_bytes > first.frame_bytes
@@ -209,10 +209,10 @@ def refused_switches(group: dist.ProcessGroup) -> None:
     for word, method in refused.items():
         assert word in sentence_of(ValueError, lambda method=method: wire.switch(method)), word
         assert wire.method is DGC and digest(*tensors_of(wire.state_dict())) == before
-    wire.switch("blocksign:topology=server")
+    wire.switch("blocksign:dense_below=1,topology=server")
     training.step(1)
     wire.detach()
-    adam = Training(group, Run(thinwire.TernGrad(), "adam"))
+    adam = Training(group, Run(thinwire.TernGrad(dense_below=0), "adam"))
     text = sentence_of(ValueError, lambda: adam.wire.switch(thinwire.DGC()))
     assert "momentum_correction=False" in text and "Adam" in text
     adam.step(0)
@@ -261,7 +261,11 @@ def attached_again_and_again(group: dist.ProcessGroup, hierarchy: Any) -> int:
 
 def crossing_wires(group: dist.ProcessGroup) -> None:
     """First and second attach, first leaves, third attaches: all on one subgroup, and the second one goes on."""
-    runs = [Run(DGC, "heavy", task="net"), Run(thinwire.BlockSign(), "nesterov"), Run("gtopk:density=0.02", "adam")]
+    runs = [
+        Run(DGC, "heavy", task="net"),
+        Run(thinwire.BlockSign(dense_below=1), "nesterov"),
+        Run("gtopk:density=0.02", "adam"),
+    ]
     first, second = Training(group, runs[0]), Training(group, runs[1])
     for step in range(3):
         first.step(step)

@@ -102,7 +102,10 @@ def check_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise when a plain state is not of the method and model whose current state is ``own``; the sentence names the
     first parameters that differ."""
     if state["method"] != own["method"]:
-        raise ValueError(f"the state belongs to method {state['method']}, the wire uses {own['method']}")
+        raise ValueError(
+            f"the state belongs to method {state['method']}, the wire uses {own['method']}; "
+            f"to go on from it attach the state's method{_apart(state['method'], own['method'])}"
+        )
     saved, numels = dict(state["parameters"]), dict(own["parameters"])
     missing = {"the model does not have": saved.keys() - numels, "the state does not have": numels.keys() - saved}
     for whose, names in missing.items():
@@ -112,6 +115,13 @@ def check_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     for name, numel in numels.items():
         if saved[name] != numel:
             raise ValueError(f"the state has {saved[name]} elements for {name!r}, the model has {numel}")
+
+
+def _apart(saved: str, own: str) -> str:
+    """The options in which a saved method differs from one of the same name, as they were saved."""
+    (name, _, options), (other, _, others) = saved.partition(":"), own.partition(":")
+    differ = [option for option in options.split(",") if option and option not in others.split(",")]
+    return f" ({', '.join(differ)})" if name == other and differ else ""
 
 
 def check_fits(state: Mapping[str, Any], own: Mapping[str, Any], numels: Mapping[str, int]) -> None:

@@ -41,7 +41,7 @@ def simulate(
     two_way: bool = True,
     topology: str = "sharded",
     clip_norm: float | None = None,
-    dense_below: int = 1,
+    dense_below: int = 1024,
     exclude: tuple[str, ...] = (),
     ledger: list[tuple[Params, Params]] | None = None,
 ) -> list[Params]:

@@ -35,6 +35,7 @@ def simulate(
     clip_sigma: float | None = 2.5,
     share_scaler: bool = True,
     scaler: str = "tensor",
+    dense_below: int = 1024,
     exclude: tuple[str, ...] = (),
     topology: str = "sharded",
 ) -> list[Params]:
@@ -46,10 +47,12 @@ def simulate(
         g = [problem.gradient(w, r, t) for r in range(N)]  # Alg. 1 lines 1-2
         mean: Params = {}
         # 3.3, "a large global maximum scaler": of everything that is ternarized, on each worker
-        coded = [name for name in w if not excluded(name, exclude)]
-        largest = [max(np.abs(clipped(g[r][name].ravel(), clip_sigma)).max() for name in coded) for r in range(N)]
+        small = {name for name, x in w.items() if dense_below > 0 and (x.ndim <= 1 or x.size < dense_below)}
+        coded = [name for name in w if name not in small and not excluded(name, exclude)]
+        magnitudes = [[np.abs(clipped(g[r][name].ravel(), clip_sigma)).max() for name in coded] for r in range(N)]
+        largest = [max(found, default=np.float32(0)) for found in magnitudes]
         for name in w:
-            if excluded(name, exclude):  # "the last layer in float"
+            if name not in coded:  # "the last layer in float", and what is small
                 mean[name] = np.mean([g[r][name] for r in range(N)], axis=0)
                 continue
             f = [clipped(g[r][name].ravel(), clip_sigma) for r in range(N)]  # Eq. 21

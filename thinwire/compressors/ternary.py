@@ -29,6 +29,8 @@ class Ternarize:
     share_scaler: bool = True
     seed: int = 0
     whole_model: bool = False
+    # Where the exchange is computed: one without any tensor to ternarize does not show it otherwise.
+    _device: torch.device = field(default=torch.device("cpu"), init=False, repr=False, compare=False)
     # What measure() computed of a vector, for the compress() of the same exchange: a pass over memory less.
     _measured: tuple[Turn, tuple[Tensor, ...], Tensor | None] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -39,22 +41,22 @@ class Ternarize:
 
     def _scalers(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:  # -> (T,), (T,) or None
         """Every tensor's scaler and clipping limit (Eq. 2 and 21); no limit without clipping."""
-        return clipped_scalers(parts, self.clip_sigma)
+        return clipped_scalers(parts, self.clip_sigma) if parts else (torch.zeros(0, device=self._device), None)
 
     def limits(self, turn: Turn, x: Gradient) -> Tensor | None:  # -> (T,) float32
         """Where every tensor is clipped (Eq. 21); None without clipping."""
         return self._scalers(self._parts(turn, x))[1]
 
     def scout(self, turn: Turn, device: torch.device) -> None:
-        return None
+        self._device = device
 
     def measure(self, turn: Turn, x: Gradient) -> Tensor | None:
-        if not self.share_scaler:
+        if not self.share_scaler or not turn.layout.coded:  # without scalers there is nothing to agree on
             return None
         parts = self._parts(turn, x)
         scalers, limits = self._scalers(parts)
         self._measured = (turn, parts, limits)
-        return scalers.max()[None] if self.whole_model and scalers.numel() else scalers
+        return scalers.max()[None] if self.whole_model else scalers
 
     def compress(
         self, turn: Turn, x: Gradient, agreed: Tensor | None, rank: int, scout: Scout | None = None

@@ -147,7 +147,7 @@ def _terngrad(method: TernGrad, layout: Layout, hosts: int) -> Plan:
         return FloatsCodec().nbytes(_share(coded, servers), _share(tail, servers))
 
     scalers = tensors if method.scaler == "tensor" else 1
-    agreed = _all_reduce(4 * scalers, hosts) if method.share_scaler else Plan()
+    agreed = _all_reduce(4 * scalers, hosts) if method.share_scaler and tensors else Plan()
     return agreed + _served(method.topology, hosts, push, reply)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,6 +26,7 @@ class Method:
     """
 
     name: ClassVar[str] = ""
+    came_later: ClassVar[Mapping[str, Any]] = {}  # what options mean in older states, where defaults differ
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         return False
@@ -97,10 +98,12 @@ class Method:
         return self._string([f.name for f in fields(self)])
 
     def in_full_now(self, saved: str) -> str:
-        """What a method of this kind that was saved ``in_full`` is in full now: options that came later are at their
-        defaults, which are chosen to mean what was before. Anything else stays as it is."""
+        """What a method of this kind that was saved ``in_full`` is in full now: options that came later mean what was
+        before, which is their default or what ``came_later`` says. Anything else stays as it is."""
         try:
-            return read_method(saved, {self.name: type(self)}).in_full
+            method = read_method(saved, {self.name: type(self)})
+            absent = {option: old for option, old in self.came_later.items() if f"{option}=" not in saved}
+            return replace(method, **absent).in_full
         except ValueError:
             return saved
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from thinwire.collectives import BlockSignServer, TernaryServer, VoteServer
 from thinwire.compressors import BlockSigns, Sign, Ternarize
@@ -26,12 +27,16 @@ from thinwire.transport import Net
 
 @dataclass(frozen=True, kw_only=True)
 class TernGrad(Method):
-    """TernGrad: stochastic ternary gradients, works with every optimizer; excluded tensors (the last layer) stay
-    float.
+    """TernGrad: stochastic ternary gradients, works with every optimizer.
+
+    Small and one-dimensional tensors stay float (``dense_below``), and so should the output layer, as the paper
+    suggests (section 4.2): from 1,024 elements on it must be named, ``exclude=("fc.*",)`` with the names of
+    model.named_parameters(). ResNet-20 with both ended 0.95 points behind dense in 60 epochs (3 seeds; its first
+    convolution, which is below 1,024 too, was ternary there), and 1.56 behind in 30 with one-dimensional tensors
+    ternary. The paper's own setting is ``dense_below=0`` with the output layer excluded.
 
     ``scaler="model"`` takes one scaler for all tensors instead of one each: the paper's ablation (section 3.3), which
     costs accuracy and waits for the whole model. Clipping stays per tensor: it answers to the range within a layer.
-    With ``dense_below`` above 0, one-dimensional tensors and those of fewer elements stay float too.
 
     clip_sigma    clip every tensor at so many of its standard deviations first (section 3.3); None: do not
     share_scaler  all ranks use the largest scaler (Eq. 4), so that levels can be added up; False: answers in fp32
@@ -43,10 +48,11 @@ class TernGrad(Method):
     """
 
     name: ClassVar[str] = "terngrad"
+    came_later: ClassVar[Mapping[str, Any]] = {"dense_below": 0}
     clip_sigma: float | None = 2.5
     share_scaler: bool = True
     scaler: str = "tensor"
-    dense_below: int = 0
+    dense_below: int = 1024
     exclude: tuple[str, ...] = ()
     topology: str = "sharded"
     seed: int = 0
@@ -80,8 +86,10 @@ class BlockSign(Method):
 
     With torch.optim.SGD its momentum, Nesterov and weight decay act in front of the compression (Algorithm 4); any
     other optimizer keeps its own and gets the error-compensated gradient (Algorithm 3).
-    One-dimensional tensors, and with a larger ``dense_below`` all of fewer elements, travel dense; 0 compresses
-    everything, as the paper does. Exclude the output layer too where you can: it gains most (docs/results.md).
+    Small and one-dimensional tensors travel dense (``dense_below``), and so should the output layer, which gains most:
+    from 1,024 elements on it must be named, ``exclude=("fc.*",)`` with the names of model.named_parameters(). ResNet-20
+    with both ended 0.64 points ahead of dense in 60 epochs (1 seed; its first convolution, which is below 1,024 too,
+    travelled as signs there); everything as signs, as in the paper (``dense_below=0``), lost 3 points in 20.
 
     block        elements that share a scale: "tensor", or a number
     two_way      the server answers in signs too and keeps its error; False: answers in fp32
@@ -98,7 +106,7 @@ class BlockSign(Method):
     topology: str = "sharded"
     clip_norm: float | None = None
     residual: str = "fp32"
-    dense_below: int = 1
+    dense_below: int = 1024
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -103,9 +103,10 @@ def test_a_state_from_before_an_option_was_added_is_taken(cluster: Any) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_a_run_goes_on_with_the_options_it_began_with(tmp_path: Path) -> None:
-    """A density that was the default when the run began and is not any more: its checkpoint fits no other."""
-    run, began, named = tmp_path / "run", "dgc:density=0.02", "dgc"
+@pytest.mark.parametrize(("began", "named"), [("dgc:density=0.02", "dgc"), ("terngrad:dense_below=0", "terngrad")])
+def test_a_run_goes_on_with_the_options_it_began_with(tmp_path: Path, began: str, named: str) -> None:
+    """An option that was the default when the run began and is not any more: its checkpoint fits no other."""
+    run = tmp_path / "run"
     first = thinwire("train", "--workers", "2", "--epochs", "6", "--method", began, "--out", str(run))
     until(first, "epoch 2/6")
     os.killpg(first.pid, signal.SIGINT)

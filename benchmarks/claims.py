@@ -37,6 +37,8 @@ MNIST_TERN = f"{PAPER_TERNGRAD},topology=server"
 OUR_SIGNS = "blocksign:dense_below=1,exclude=14.*,topology=server"
 OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"
 OUR_SETTING = "density=0.006,factor_masking=false"  # DGC as it is by default, beside the values
+GLOBAL = "density=0.006,values=int8,scope=model,factor_masking=true"  # the whole model's largest, and masked
+MASKED_GTOPK = "gtopk:density=0.01,momentum_correction=true,factor_masking=true"
 UNCORRECTED = f"{WARM},momentum_correction=false"  # as in gTop-k's paper
 PTB = "--recipe ptb-lstm --epochs 12"
 M30K = "--recipe multi30k-transformer --epochs 20"
@@ -71,6 +73,15 @@ RUNS: dict[str, str] = {
     "ptb-gtopk-ours-s0": f"{PTB} --method gtopk:density=0.01,warmup=265,momentum_correction=true",
     "ptb-gtopk-0.03-s0": f"{PTB} --method gtopk:density=0.03,warmup=265,momentum_correction=true",
     "ptb-dense-s0": f"{PTB} --method dense",
+    # The largest elements of the whole model, and masking.
+    "r110-global-s0": f"{R110} --epochs 30 --method dgc:{GLOBAL},{WARM}",
+    "vgg-global-s0": f"{VGG} --epochs 30 --method dgc:{GLOBAL},{WARM}",
+    **seeds("r20l-global", f"{R20} --epochs 100 --method dgc:{GLOBAL},{WARM}"),
+    "ptb-global-s0": f"{PTB} --method dgc:{GLOBAL},warmup=265",
+    "an4-global-s0": f"{AN4} --method dgc:{GLOBAL},warmup=116",
+    "vgg-gtopk-masked-s0": f"{VGG} --epochs 30 --method {MASKED_GTOPK},{WARM}",
+    **seeds("r20-gtopk-masked", f"{R20} --epochs 30 --method {MASKED_GTOPK},{WARM}"),
+    "ptb-gtopk-masked-s0": f"{PTB} --method {MASKED_GTOPK},warmup=265",
     # dist-EF-blockSGDM: 8 workers of 32 images, with and without momentum (Figure 2).
     "r20x8-signum-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method signsgd:topology=server",
     "r20x8-blocksign-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method {SIGNS}",

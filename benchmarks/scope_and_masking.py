@@ -22,6 +22,8 @@ METHODS = {
     "each tensor's largest, masked": f"dgc:{WARM},factor_masking=true",
     "the model's largest": f"dgc:{WARM},scope=model",
     "the model's largest, masked": f"dgc:{WARM},scope=model,factor_masking=true",
+    "the largest of all ranks": f"gtopk:{WARM}",
+    "the largest of all ranks, masked": f"gtopk:{WARM},factor_masking=true",
 }
 WIDTHS = ((16, 16), (32, 32), (64, 64, 64), (128, 128, 128), (128, 128, 128))  # a quarter of VGG-16's
 

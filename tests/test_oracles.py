@@ -105,10 +105,12 @@ CASES = [
         ("exclude", HEAVY, {"density": 0.1, "exclude": ("out.*",)}),
         ("correction", DECAY, {"density": 0.1, "momentum_correction": True}),
         ("correction, nesterov", NESTEROV, {"density": 0.1, "momentum_correction": True}),
+        ("masking", DECAY, {"density": 0.1, "factor_masking": True}),
     ], [
         ("adam", Adam(), {"density": 0.1}),
         ("density 1", HEAVY, {"density": 1.0}),
         ("clip", DECAY, CLIPPED),
+        ("masking, nesterov, warmup", NESTEROV, {"density": 0.03, "warmup": 10, "factor_masking": True}),
         ("clip, correction, exclude", DECAY, {**CLIPPED, "momentum_correction": True, "exclude": ("out.*",)}),
     ]),
     *make(terngrad, "TernGrad", [

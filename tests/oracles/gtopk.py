@@ -52,6 +52,7 @@ def simulate(
     *,
     density: float,
     momentum_correction: bool | None = None,
+    factor_masking: bool = False,
     clip_norm: float | None = None,
     warmup: int | None = None,
     exclude: tuple[str, ...] = (),
@@ -77,7 +78,7 @@ def simulate(
             x = problem.gradient(w, r, t)  # Alg. 4 line 3
             if clip_norm is not None:
                 x = clip(x, clip_norm * N**0.5)  # as in DGC 2.2
-            if momentum_correction:  # DGC's Eq. 4 / Eq. 7 in front, without masking
+            if momentum_correction:  # DGC's Eq. 4 / Eq. 7 in front
                 assert isinstance(optimizer, SGD)
                 for name in w:
                     m, d = optimizer.momentum_at(t), x[name] + optimizer.weight_decay_of(name) * w[name]
@@ -91,6 +92,10 @@ def simulate(
         results, accepted = global_top_k(sets, k)  # Alg. 4 line 9
         for r in range(N):
             v[r][list(accepted[r])] = 0  # Alg. 4 lines 8 and 10 in one, with the corrected put-back
+            if factor_masking:  # DGC 2.3, of what this rank sent and everybody applied
+                velocity = flatten(u[r], names)
+                velocity[list(accepted[r])] = 0
+                u[r] |= unflatten(velocity, w, names)
         total = np.zeros(n)
         for i, value in results[0].items():
             total[i] = value

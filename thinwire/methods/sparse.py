@@ -137,6 +137,7 @@ class GTopK(Method):
     density              the share of the whole model that is sent in a step, in (0, 1]
     warmup               None, steps of the paper's list of densities, or a schedule
     momentum_correction  accumulate velocities instead of gradients; None: where the optimizer is torch.optim.SGD
+    factor_masking       with momentum correction: clear the velocity of what was applied, as DGC can
     clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
     values, indices      how they travel, see DGC
     residual             how what is kept is stored: "fp32", "bf16"
@@ -148,6 +149,7 @@ class GTopK(Method):
     density: float = 0.01
     warmup: Warmup = None
     momentum_correction: bool | None = None
+    factor_masking: bool = False
     clip_norm: float | None = None
     values: str = "fp32"
     indices: str = "rice"
@@ -162,6 +164,7 @@ class GTopK(Method):
         one_of(self, "residual", ("fp32", "bf16"))
         if self.momentum_correction is not None:
             check_bool(self, "momentum_correction")
+        check_bool(self, "factor_masking")
         check_clip_norm(self)
         check_dense_below(self)
         check_exclude(self)
@@ -171,7 +174,7 @@ class GTopK(Method):
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         corrected = self.takes_momentum(optimizer_is_sgd)
-        memory = clipped(_momentum_memory(self, corrected, masking=False), self.clip_norm, net)
+        memory = clipped(_momentum_memory(self, corrected, self.factor_masking), self.clip_norm, net)
         scratch = Scratch()
         compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), per_tensor=False, scratch=scratch)
         collective = GlobalTopK(SparseCodec(self.values, self.indices), scratch)

@@ -202,9 +202,6 @@ class MomentumCorrection(_Stateful):
     g includes the weight decay. With ``masking`` the velocity of every coordinate that was sent is cleared (section
     2.3); tensors that travel dense are never masked, because all of their coordinates are always sent and masking
     would take their momentum away altogether.
-
-    Where no parameter has momentum or weight decay u is g itself, and no memory is taken for it; one that was there
-    before waits, as SGD's own does.
     """
 
     kinds = ("velocity", "residual")
@@ -214,15 +211,11 @@ class MomentumCorrection(_Stateful):
         self.masking = masking
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
-        return self._accumulate(turn, grad, scout, with_velocity=self._moves(turn))
-
-    @staticmethod
-    def _moves(turn: Turn) -> bool:
-        return any(hyper.momentum or hyper.weight_decay for hyper in turn.hypers)
+        return self._accumulate(turn, grad, scout, with_velocity=True)
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
-        if self.masking and accepted.sent is not None and self._moves(turn):
+        if self.masking and accepted.sent is not None:
             zero_at(self.state.flat("velocity", turn.layout, x.device), accepted.sent)
 
 

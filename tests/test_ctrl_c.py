@@ -65,7 +65,7 @@ def test_a_script_that_imports_the_library_keeps_its_own_ctrl_c(started: Path) -
     code = "import signal, thinwire; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     assert run(started, "nothing", "-c", code).stdout == "True\n"
     done = run(started, "torch", "-c", "import thinwire")
-    assert done.returncode != 130 or "KeyboardInterrupt" in done.stderr
+    assert "KeyboardInterrupt" in done.stderr
 
 
 @pytest.mark.parametrize(("line", "is_it"), [

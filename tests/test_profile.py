@@ -15,7 +15,16 @@ from thinwire.compressors.topk import _Carried
 from thinwire.cost import Bucket, Workload
 from thinwire.dry import DryRun
 from thinwire.probe import Link
-from thinwire.profile import UNTIMED, Transfer, cut, frames_grow, measure_exchange, measure_profile, measure_work
+from thinwire.profile import (
+    UNTIMED,
+    Transfer,
+    cut,
+    dense_below,
+    frames_grow,
+    measure_exchange,
+    measure_profile,
+    measure_work,
+)
 from thinwire.transport import ThreadNet, ThreadWorld, TorchNet
 
 ROWS = (("a.weight", 0, torch.Size([64, 300])), ("a.bias", 1, torch.Size([64])), ("b.weight", 2, torch.Size([900, 40])))
@@ -91,6 +100,14 @@ def test_cutting_keeps_names_order_and_vectors() -> None:
     assert [(name, ordinal) for name, ordinal, _ in short] == [(name, ordinal) for name, ordinal, _ in ROWS]
     assert [shape for _, _, shape in short] == [torch.Size([6, 300]), torch.Size([64]), torch.Size([90, 40])]
     assert cut(ROWS, 1.0) is ROWS and cut(ROWS, 1e-9)[0][2] == torch.Size([1, 300])
+
+
+def test_cutting_leaves_the_same_tensors_to_the_compressor() -> None:
+    method = thinwire.parse_method("terngrad:dense_below=1024")
+    rows = [*ROWS, ("c.weight", 3, torch.Size([64, 16])), ("d.weight", 4, torch.Size([31, 33]))]
+    short = cut(rows, 1e-3, dense_below(method))
+    assert [method.is_coded(name, shape) for name, _, shape in short] == [True, False, True, True, False]
+    assert [tuple(shape) for _, _, shape in short] == [(4, 300), (64,), (26, 40), (64, 16), (31, 33)]
 
 
 @pytest.mark.parametrize(("beside_s", "wanted"), [(0.0, 1.0), (0.1, 0.0)])

@@ -16,7 +16,8 @@ import thinwire
 METHODS = [
     "dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true",
     "dgc:density=0.05,factor_masking=false,values=int8",
-    "dgc:density=0.05,scope=model",
+    "dgc:density=0.05,dense_below=8,scope=model,factor_masking=true",
+    "gtopk:density=0.05,factor_masking=true,values=int8",
     "gtopk:density=0.05",
     "gtopk:density=0.05,momentum_correction=true",
     "terngrad:dense_below=0",

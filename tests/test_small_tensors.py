@@ -174,10 +174,13 @@ def test_a_ternary_state_from_before_the_option_meant_everything(cluster: Cluste
     assert cluster.run(loaded, 2, OLD["terngrad"], OLD["terngrad"], "dense_below=0,") == ["", ""]
 
 
-def test_a_run_that_began_with_the_old_defaults_goes_on_with_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unknown", ["", "dense_below=0,"])
+def test_a_run_that_began_with_the_old_defaults_goes_on_with_them(tmp_path: Path, unknown: str) -> None:
+    """Also where TernGrad did not know the option when it began."""
     job = Job.checked(recipe="digits", specs=list(OLD), epochs=2, seed=0, device="cpu", out=tmp_path)
     then = [thinwire.parse_method(spec).in_full for spec in OLD.values()]  # what such a folder has
-    config = {**json.loads(json.dumps(job.config)), "workers": 2, "methods": then}
+    kept = [method.replace(unknown, "") if method.startswith("terngrad") else method for method in then]
+    config = {**json.loads(json.dumps(job.config)), "workers": 2, "methods": kept}
     (tmp_path / "config.json").write_text(json.dumps(config))
     again, _ = Job.resumed(tmp_path, timeout_s=1.0)
     assert again.specs == tuple(OLD) and list(again.methods) == then

@@ -230,7 +230,7 @@ def measure_exchange(
     whole = exchanges_of(method, work)
     planned_s = _plan(method, [method.layout(rows) for rows in whole], net.size).seconds(link)
     share = min(1.0, longest_s / max(1e-9, planned_s))
-    layouts = [method.layout(cut(rows, share)) for rows in whole]
+    layouts = [method.layout(cut(rows, share, dense_below(method))) for rows in whole]
     run = Rehearsal(method, layouts, net, optimizer_is_sgd, device)
     computed: list[float] = []
     on_wire: list[float] = []
@@ -241,7 +241,7 @@ def measure_exchange(
         own_s = run.seconds()
         own_wire_s = _wire_s(net) - before
         slowest, computing = _slowest(net, [own_s, own_s - own_wire_s])
-        if slowest > LONG_S:
+        if slowest > LONG_S:  # there a search of the whole gradient counts for little
             untimed, timed = min(untimed, 1), min(timed, 2)
         if untimed:
             untimed -= 1
@@ -266,11 +266,21 @@ def _plan(method: Method, layouts: Sequence[Layout], hosts: int) -> Plan:
     return sum((plan_exchange(method, layout, hosts) for layout in layouts), Plan())
 
 
-def cut(rows: Rows, share: float) -> Rows:
-    """The same tensors with this share of their first dimensions; vectors, mostly sent as they are, stay whole."""
+def dense_below(method: Method) -> int:
+    """Tensors of fewer elements are not compressed."""
+    below: int = getattr(method, "dense_below", 0)
+    return below
+
+
+def cut(rows: Rows, share: float, least: int = 0) -> Rows:
+    """The same tensors with this share of their first dimensions, but of ``least`` elements or more where they were;
+    vectors, mostly sent as they are, stay whole."""
 
     def shape_of(shape: torch.Size) -> torch.Size:
-        return torch.Size([max(1, round(shape[0] * share)), *shape[1:]]) if len(shape) > 1 else shape
+        if len(shape) < 2:
+            return shape
+        first = max(1, round(shape[0] * share), -(-least // max(1, shape[1:].numel())))
+        return torch.Size([min(first, shape[0]), *shape[1:]])
 
     return [(name, ordinal, shape_of(shape)) for name, ordinal, shape in rows] if share < 1 else rows
 
@@ -278,7 +288,7 @@ def cut(rows: Rows, share: float) -> Rows:
 def frame_cost(net: Net, method: Method, work: Workload, optimizer_is_sgd: bool, device: torch.device) -> float:
     """Seconds that one more frame costs a step, from a sample of the model in two pretended groups."""
     share = min(1.0, SAMPLE / max(1, work.numel))
-    sample = [cut(rows, share) for rows in exchanges_of(method, work)]
+    sample = [cut(rows, share, dense_below(method)) for rows in exchanges_of(method, work)]
     group = 1 << max(1, (net.size - 1).bit_length())
     cost = measure_codec(net, method, sample, (group, 4 * group), optimizer_is_sgd, device, repeats=2)
     numel = sum(shape.numel() for rows in sample for _, _, shape in rows)

@@ -27,7 +27,6 @@ from thinwire.bench.models import MODELS
 from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.bench.peers import PEERS
 from thinwire.bench.rows import commit, hardware, percentiles, today
-from thinwire.cost.plans import wants_whole_model
 
 ALWAYS = ("noop", "dense", "dense:dtype=bf16", "powersgd-1")
 # The defaults, and the papers' own settings.
@@ -64,7 +63,7 @@ def check_method(method: str) -> None:
 
 def merged_by_measurement(method: thinwire.Method) -> bool:
     """Whether thinwire.merging chooses which buckets of this method travel together."""
-    return method.name not in ("noop", "dense") and method.merges_alike and not wants_whole_model(method)
+    return method.name not in ("noop", "dense") and method.merges_alike and not method.whole_model
 
 
 def at_once(model: str, hosts: int) -> int:

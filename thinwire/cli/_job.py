@@ -107,7 +107,7 @@ class Job:
         own = {field.name for field in dataclasses.fields(cls)} - {"out", "resume", "timeout_s", "cluster"}
         if not isinstance(config, dict) or not own | {"workers"} <= {*config, "methods"}:
             raise Complaint(f"'{folder}' cannot be resumed: '{path}' does not describe a run of this version.")
-        _check_methods(config, folder)
+        config["methods"] = _methods_then(config, folder)
         cluster = _same_network(config, folder)
         kept: dict[str, Any] = {name: tuple(v) if isinstance(v := config[name], list) else v for name in own}
         if kept["recipe"] not in RECIPES:
@@ -155,8 +155,9 @@ def _same_network(config: dict[str, Any], folder: Path) -> Links | None:
     return begun
 
 
-def _check_methods(config: dict[str, Any], folder: Path) -> None:
-    """Refuse a run whose methods cannot be known for certain, or are not known here."""
+def _methods_then(config: dict[str, Any], folder: Path) -> list[str]:
+    """The run's methods in full, as they were when it began; refuses what cannot be known for certain, or is not known
+    here."""
     specs, methods = config["specs"], config.get("methods")
     if methods is None:
         named = " ".join(map(str, specs))
@@ -168,8 +169,7 @@ def _check_methods(config: dict[str, Any], folder: Path) -> None:
     try:
         if not isinstance(methods, list) or len(methods) != len(specs):
             raise ValueError(f"it names {len(specs)} methods, and not as many in full")
-        for method in methods:
-            peers.parse(str(method))
+        return [peers.parse(str(method)).in_full_now(str(method)) for method in methods]
     except ValueError as error:
         raise Complaint(f"'{folder}' cannot be resumed: {error}.") from error
 

@@ -290,7 +290,8 @@ class TernaryServer(Server):
         self.share_scaler = share_scaler
 
     def rounds(self, size: int) -> int:
-        return super().rounds(size) + int(self.share_scaler)  # the scalers are agreed on first
+        # The scalers are agreed on first; not in an exchange without any, for which this is one too many.
+        return super().rounds(size) + int(self.share_scaler)
 
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         return TernaryCodec().nbytes(shard.numel, 0 if self.share_scaler else len(shard.pieces), shard.tail_numel)

@@ -29,8 +29,6 @@ class Ternarize:
     share_scaler: bool = True
     seed: int = 0
     whole_model: bool = False
-    # Where the exchange is computed: one without any tensor to ternarize does not show it otherwise.
-    _device: torch.device = field(default=torch.device("cpu"), init=False, repr=False, compare=False)
     # What measure() computed of a vector, for the compress() of the same exchange: a pass over memory less.
     _measured: tuple[Turn, tuple[Tensor, ...], Tensor | None] | None = field(
         default=None, init=False, repr=False, compare=False
@@ -39,22 +37,25 @@ class Ternarize:
     def _parts(self, turn: Turn, x: Gradient) -> tuple[Tensor, ...]:
         return tuple(x[segment.span] for segment in turn.layout.coded) if isinstance(x, Tensor) else tuple(x)
 
-    def _scalers(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:  # -> (T,), (T,) or None
-        """Every tensor's scaler and clipping limit (Eq. 2 and 21); no limit without clipping."""
-        return clipped_scalers(parts, self.clip_sigma) if parts else (torch.zeros(0, device=self._device), None)
+    def _scalers(self, turn: Turn, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+        """Every tensor's scaler, (T,), and clipping limit (Eq. 2 and 21), (T,); no limit without clipping."""
+        if parts:
+            return clipped_scalers(parts, self.clip_sigma)
+        # What an exchange without any tensor to ternarize is computed on only its parameters show.
+        return torch.zeros(0, device=turn.weights[0].device if turn.weights else None), None
 
     def limits(self, turn: Turn, x: Gradient) -> Tensor | None:  # -> (T,) float32
         """Where every tensor is clipped (Eq. 21); None without clipping."""
-        return self._scalers(self._parts(turn, x))[1]
+        return self._scalers(turn, self._parts(turn, x))[1]
 
     def scout(self, turn: Turn, device: torch.device) -> None:
-        self._device = device
+        return None
 
     def measure(self, turn: Turn, x: Gradient) -> Tensor | None:
         if not self.share_scaler or not turn.layout.coded:  # without scalers there is nothing to agree on
             return None
         parts = self._parts(turn, x)
-        scalers, limits = self._scalers(parts)
+        scalers, limits = self._scalers(turn, parts)
         self._measured = (turn, parts, limits)
         return scalers.max()[None] if self.whole_model else scalers
 
@@ -65,7 +66,7 @@ class Ternarize:
         if agreed is not None and measured is not None and measured[0] is turn and _same(measured[1], parts):
             scalers, limits = agreed, measured[2]
         else:
-            scalers, limits = self._scalers(parts)
+            scalers, limits = self._scalers(turn, parts)
             scalers = agreed if agreed is not None else scalers
         if self.whole_model and parts:
             scalers = scalers.max().repeat(len(parts))

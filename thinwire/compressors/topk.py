@@ -1,4 +1,4 @@
-"""Top-k by magnitude, of every tensor (DGC) or of the whole vector (gTop-k, gradient dropping)."""
+"""Top-k by magnitude, of every tensor (DGC) or of the whole model (gTop-k, gradient dropping, DGC where told)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def exchanged_rows(method: Method, buckets: Sequence[Rows]) -> list[tuple[Rows, 
     One exchange a bucket; one for the whole model where the method wants that; and where what travels together changes
     the result, groups that the model alone decides on (thinwire/regroup.py).
     """
-    if wants_whole_model(method):
+    if method.whole_model:
         return [([row for rows in buckets for row in rows], len(buckets) - 1)] if buckets else []
     if method.merges_alike:
         return [(rows, place) for place, rows in enumerate(buckets)]
@@ -60,15 +60,6 @@ def exchanged_rows(method: Method, buckets: Sequence[Rows]) -> list[tuple[Rows, 
 def bucket_layouts(method: Method, buckets: Sequence[Rows]) -> list[Layout]:
     """The layouts of a step's exchanges, in the order they begin."""
     return [method.layout(rows) for rows, _ in exchanged_rows(method, buckets)]
-
-
-def wants_whole_model(method: Method) -> bool:
-    """Whether the method exchanges once a step, after the whole backward pass."""
-    if isinstance(method, TernGrad):
-        return method.scaler == "model"
-    if isinstance(method, DGC) and method.scope == "model":
-        return True
-    return isinstance(method, (GTopK, GradientDropping)) or getattr(method, "clip_norm", None) is not None
 
 
 def plan_exchange(method: Method, layout: Layout, hosts: int) -> Plan:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from thinwire.methods.base import Method
 from thinwire.methods.plain import Dense, Noop
 from thinwire.methods.quantized import BlockSign, SignSGD, TernGrad
-from thinwire.methods.sparse import DGC, GradientDropping, GTopK
+from thinwire.methods.sparse import DGC, GradientDropping, GTopK, Warmup
 from thinwire.methods.strings import read_method
 
 METHODS: dict[str, type[Method]] = {
@@ -38,5 +38,6 @@ __all__ = [
     "Noop",
     "SignSGD",
     "TernGrad",
+    "Warmup",
     "parse_method",
 ]

@@ -76,6 +76,12 @@ class Method:
         are shared."""
         return getattr(self, "values", "fp32") not in ("int8", "int4")
 
+    @property
+    def whole_model(self) -> bool:
+        """Whether it exchanges once a step, after the whole backward pass: to clip, because the norm is the whole
+        gradient's."""
+        return getattr(self, "clip_norm", None) is not None
+
     def check_exclude(self, names: list[str]) -> None:
         """Raise when an excluded pattern matches no parameter."""
         for pattern in getattr(self, "exclude", ()):
@@ -102,7 +108,8 @@ class Method:
         before, which is their default or what ``came_later`` says. Anything else stays as it is."""
         try:
             method = read_method(saved, {self.name: type(self)})
-            absent = {option: old for option, old in self.came_later.items() if f"{option}=" not in saved}
+            given = {item.partition("=")[0].strip() for item in saved.partition(":")[2].split(",")}
+            absent = {option: old for option, old in self.came_later.items() if option not in given}
             return replace(method, **absent).in_full
         except ValueError:
             return saved

@@ -70,10 +70,14 @@ class TernGrad(Method):
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         server = TernaryServer(self.topology, self.share_scaler)
-        return Exchange(NoMemory(), self.compressor(), server, net, whole_model=self.scaler == "model")
+        return Exchange(NoMemory(), self.compressor(), server, net, whole_model=self.whole_model)
+
+    @property
+    def whole_model(self) -> bool:
+        return self.scaler == "model"
 
     def compressor(self) -> Ternarize:
-        return Ternarize(self.clip_sigma, self.share_scaler, self.seed, whole_model=self.scaler == "model")
+        return Ternarize(self.clip_sigma, self.share_scaler, self.seed, whole_model=self.whole_model)
 
     @property
     def merges_alike(self) -> bool:
@@ -126,7 +130,7 @@ class BlockSign(Method):
         block = self.block if isinstance(self.block, int) else None
         server = BlockSignServer(self.topology, block, self.two_way)
         memory = clipped(RescaledError(optimizer_is_sgd, self.state_dtype), self.clip_norm, net)
-        return Exchange(memory, BlockSigns(block), server, net, whole_model=self.clip_norm is not None)
+        return Exchange(memory, BlockSigns(block), server, net, whole_model=self.whole_model)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,10 +113,12 @@ class DGC(Method):
         scratch = Scratch()
         per_tensor, sampled = self.scope == "tensor", self.selection == "sampled"
         compressor = TopK(self.density, warmup, per_tensor, sampled, scratch)
-        # Both the norm of the whole gradient and its largest elements are known after the last bucket only.
-        whole = self.clip_norm is not None or not per_tensor
         collective = AllGather(self.codec, scratch)
-        return Exchange(memory, compressor, collective, net, whole_model=whole, scratch=scratch)
+        return Exchange(memory, compressor, collective, net, whole_model=self.whole_model, scratch=scratch)
+
+    @property
+    def whole_model(self) -> bool:
+        return self.scope == "model" or super().whole_model
 
     @property
     def codec(self) -> SparseCodec:
@@ -165,6 +167,10 @@ class GTopK(Method):
         if self.momentum_correction is not None:
             check_bool(self, "momentum_correction")
         check_bool(self, "factor_masking")
+        require(
+            not self.factor_masking or self.momentum_correction is not False,
+            "gtopk: factor_masking clears velocities, which only momentum_correction keeps; leave one of them out",
+        )
         check_clip_norm(self)
         check_dense_below(self)
         check_exclude(self)
@@ -174,11 +180,19 @@ class GTopK(Method):
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         corrected = self.takes_momentum(optimizer_is_sgd)
+        require(
+            corrected or not self.factor_masking,
+            "gtopk: factor_masking clears velocities of torch.optim.SGD, and this is another optimizer; leave it out",
+        )
         memory = clipped(_momentum_memory(self, corrected, self.factor_masking), self.clip_norm, net)
         scratch = Scratch()
         compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), per_tensor=False, scratch=scratch)
         collective = GlobalTopK(SparseCodec(self.values, self.indices), scratch)
-        return Exchange(memory, compressor, collective, net, whole_model=True, scratch=scratch)
+        return Exchange(memory, compressor, collective, net, whole_model=self.whole_model, scratch=scratch)
+
+    @property
+    def whole_model(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,4 +246,10 @@ class GradientDropping(Method):
         scratch = Scratch()
         compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False, scratch=scratch)
         collective = AllGather(SparseCodec(), scratch)
-        return Exchange(memory, compressor, collective, net, whole_model=True, local=self.local, scratch=scratch)
+        return Exchange(
+            memory, compressor, collective, net, whole_model=self.whole_model, local=self.local, scratch=scratch
+        )
+
+    @property
+    def whole_model(self) -> bool:
+        return True

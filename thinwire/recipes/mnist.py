@@ -30,7 +30,7 @@ class MnistLenet(ImageRecipe):
     pixel_mean = (0.1307,)
     pixel_std = (0.3081,)
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.01}
-    default_method = "terngrad"
+    default_method = "terngrad:dense_below=0"  # the paper's
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         super().__init__(data, device)

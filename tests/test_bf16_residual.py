@@ -19,6 +19,7 @@ from thinwire.transport import ThreadNet, ThreadWorld
 METHODS = [
     ("heavy", "dgc:density=0.02,factor_masking=true,values=fp32,residual=bf16"),
     ("plain", "gtopk:density=0.02,residual=bf16"),
+    ("heavy", "gtopk:density=0.02,factor_masking=true,residual=bf16"),
     ("nesterov", "blocksign:dense_below=1,residual=bf16"),
     ("plain", "dropping:density=0.02,residual=bf16"),
 ]

@@ -20,6 +20,8 @@ EVERY_METHOD = [
     ("groups", thinwire.DGC(density=0.02, warmup=16, values="fp32", factor_masking=True)),
     ("heavy", thinwire.DGC(density=0.02, clip_norm=2.0, values="int8", selection="sampled", factor_masking=True)),
     ("heavy", thinwire.GTopK(density=0.01, warmup=14)),
+    ("groups", thinwire.DGC(density=0.02, dense_below=8, scope="model", factor_masking=True)),
+    ("nesterov", thinwire.GTopK(density=0.02, factor_masking=True, values="int8")),
     ("adam", thinwire.TernGrad(seed=5, dense_below=0)),
     ("nesterov", thinwire.BlockSign(dense_below=1)),
     ("groups", thinwire.BlockSign(block=100, topology="server", dense_below=1)),

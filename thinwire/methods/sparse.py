@@ -48,8 +48,8 @@ class DGC(Method):
     The defaults are the setting that kept dense accuracy where the paper's did not (docs/design.md, "Defaults and
     why"): 0.6 % of every tensor with 8-bit values and no factor masking. It was measured behind a warm-up of one to
     four epochs, whose length in steps is yours to give. In 30 epochs it lost 2.9 points on ResNet-110 and 1.0 on
-    VGG-16: on deep networks try ``DGC(scope="model", factor_masking=True)`` as well. The paper's own setting is
-    ``DGC(density=0.001, values="fp32", factor_masking=True)``.
+    VGG-16: on deep networks try ``DGC(scope="model", factor_masking=True)`` as well, which is not confirmed there yet.
+    The paper's own setting is ``DGC(density=0.001, values="fp32", factor_masking=True)``.
 
     ``scope="model"`` chooses the largest elements of the whole model instead of each tensor's: layers with large
     gradients, most often the small ones near the input, then send more. It waits for the end of backward, so nothing

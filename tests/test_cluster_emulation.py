@@ -55,8 +55,8 @@ def transfer(size: int) -> list[str]:
     return [PYTHON, "-I", "-S", "-c", TRANSFER, str(size)]
 
 
-def started(*arguments: str, until: str) -> subprocess.Popen[str]:
-    """`thinwire cluster` in a process of its own, after it has printed a line that contains `until`."""
+def started(*arguments: str, until: str, times: int = 1) -> subprocess.Popen[str]:
+    """`thinwire cluster` in a process of its own, after it has printed so many lines that contain `until`."""
     process = subprocess.Popen(
         [PYTHON, "-m", "thinwire", "cluster", *arguments],
         stdout=subprocess.PIPE,
@@ -67,7 +67,8 @@ def started(*arguments: str, until: str) -> subprocess.Popen[str]:
     )
     assert process.stdout is not None and process.stderr is not None
     for line in process.stdout:
-        if until in line:
+        times -= until in line
+        if not times:
             return process
     raise AssertionError(process.stderr.read())
 
@@ -267,7 +268,7 @@ def test_ctrl_c_reaches_the_command_and_leaves_nothing(tmp_path: Path) -> None:
         "import time\ntry:\n    print('ready')\n    time.sleep(300)\nexcept KeyboardInterrupt:\n    print('saved')\n"
     )
     file = tmp_path / "result.json"
-    process = started("--hosts", "2", "--json", str(file), "--", PYTHON, "-c", script, until="ready")
+    process = started("--hosts", "2", "--json", str(file), "--", PYTHON, "-c", script, until="ready", times=2)
     time.sleep(0.5)
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -279,7 +280,9 @@ def test_ctrl_c_reaches_the_command_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_kill_9_leaves_nothing_and_does_not_touch_a_cluster_beside_it() -> None:
     with emulation.Cluster(2, "100mbit") as beside:
-        killed = started("--hosts", "2", "--", "sh", "-c", "setsid sleep 300 & echo ready; sleep 300", until="ready")
+        killed = started(
+            "--hosts", "2", "--", "sh", "-c", "setsid sleep 300 & echo ready; sleep 300", until="ready", times=2
+        )
         assert beside.network.name != "" and len(owned_by(killed.pid)) >= 5
         killed.kill()
         killed.communicate()
@@ -288,7 +291,9 @@ def test_kill_9_leaves_nothing_and_does_not_touch_a_cluster_beside_it() -> None:
 
 
 def test_the_next_start_removes_what_is_left_when_the_keeper_was_killed_too() -> None:
-    killed = started("--hosts", "2", "--", "sh", "-c", "setsid sleep 300 & echo ready; sleep 300", until="ready")
+    killed = started(
+        "--hosts", "2", "--", "sh", "-c", "setsid sleep 300 & echo ready; sleep 300", until="ready", times=2
+    )
     for pid in owned_by(killed.pid):
         if keeper.__file__ in Path(f"/proc/{pid}/cmdline").read_text():
             os.kill(pid, signal.SIGKILL)

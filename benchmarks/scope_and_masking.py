@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from which_stay_dense import SmallCifar10, trained
+from which_stay_dense import SmallCifar10, compare
 
 WORKERS, EPOCHS = 4, 6
 WARM = "warmup=200"
@@ -51,10 +51,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     recipe = NarrowVgg(parser.parse_args().data)
     torch.set_num_threads(1)
-    for label, spec in METHODS.items():
-        print(f"{label} ({spec})", flush=True)
-        outcome = trained(recipe, spec, WORKERS, EPOCHS)
-        print(f"{label}: {outcome.metric:.2f} %, loss {outcome.loss:.3f}", flush=True)
+    compare(recipe, METHODS, WORKERS, EPOCHS)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class SmallCifar10(Cifar10):
         return resnet(8)
 
 
-def trained(recipe: SmallCifar10, spec: str, workers: int = WORKERS, epochs: int = EPOCHS) -> Outcome:
+def trained(recipe: SmallCifar10, spec: str, workers: int, epochs: int) -> Outcome:
     def report(event: object) -> None:
         if isinstance(event, Epoch):
             print(f"    epoch {event.epoch}: loss {event.loss:.3f}, accuracy {event.metric:.1f} %", flush=True)
@@ -58,15 +58,20 @@ def trained(recipe: SmallCifar10, spec: str, workers: int = WORKERS, epochs: int
     return outcome
 
 
+def compare(recipe: SmallCifar10, methods: dict[str, str], workers: int = WORKERS, epochs: int = EPOCHS) -> None:
+    """Train with one method after the other and print how each did."""
+    for label, spec in methods.items():
+        print(f"{label} ({spec})", flush=True)
+        outcome = trained(recipe, spec, workers, epochs)
+        print(f"{label}: {outcome.metric:.2f} %, loss {outcome.loss:.3f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data"))
     recipe = SmallCifar10(parser.parse_args().data)
     torch.set_num_threads(2)
-    for label, spec in METHODS.items():
-        print(f"{label} ({spec})", flush=True)
-        outcome = trained(recipe, spec)
-        print(f"{label}: {outcome.metric:.2f} %, loss {outcome.loss:.3f}", flush=True)
+    compare(recipe, METHODS)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ BAD_VALUES: list[tuple[Any, dict[str, Any]]] = [
         ("momentum_correction", "no"), ("clip_norm", False), ("clip_norm", 0.0),
     ]),
     (thinwire.GradientDropping, {"local": "sum", "momentum_correction": True}),
+    (thinwire.DGC, {"factor_masking": True, "momentum_correction": False}),
+    (thinwire.GTopK, {"factor_masking": True, "momentum_correction": False}),
     (thinwire.Dense, {"dtype": "int8"}),
     (thinwire.Dense, {"dtype": torch.float16}),
 ]  # fmt: skip

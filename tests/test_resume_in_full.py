@@ -99,8 +99,10 @@ def test_a_state_from_before_an_option_was_added_is_taken(cluster: Any) -> None:
     for taken, other, unknown, absent in cluster.run(loaded_from, 2, "terngrad:dense_below=0", changes):
         assert taken == "" and absent == ""
         assert "belongs to method terngrad:" in other and "belongs to method terngrad:" in unknown
-    for said in cluster.run(loaded_from, 2, library.DGC(warmup=library.ListedWarmup(4)), [("dgc:", "dgc:")]):
-        assert said == [""], "a schedule has no string that can be read, and is still its own"
+    changes = [("dgc:", "dgc:"), ("density=0.006", "density=0.5")]
+    for own, other in cluster.run(loaded_from, 2, library.DGC(warmup=library.ListedWarmup(4)), changes):
+        assert own == "", "a schedule has no string that can be read, and is still its own"
+        assert other.endswith("attach the state's method (density=0.5)")
 
 
 @pytest.mark.timeout(200)

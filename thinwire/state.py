@@ -11,6 +11,7 @@ by parameter, gradients that wait for the first step after a switch) lies in tup
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +121,8 @@ def check_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 def _apart(saved: str, own: str) -> str:
     """The options in which a saved method differs from one of the same name, as they were saved."""
     (name, _, options), (other, _, others) = saved.partition(":"), own.partition(":")
-    differ = [option for option in options.split(",") if option and option not in others.split(",")]
+    apart = re.compile(r",(?=\w+=)")  # a schedule may have commas of its own, followed by a space
+    differ = [option for option in apart.split(options) if option and option not in apart.split(others)]
     return f" ({', '.join(differ)})" if name == other and differ else ""
 
 

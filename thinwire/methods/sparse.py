@@ -41,6 +41,13 @@ def _momentum_memory(method: Method, corrected: bool, masking: bool) -> Momentum
     return MomentumCorrection(masking, kept) if corrected else ErrorFeedback(kept)
 
 
+def _check_masking(name: str, factor_masking: bool, momentum_correction: bool | None) -> None:
+    require(
+        not factor_masking or momentum_correction is not False,
+        f"{name}: factor_masking clears velocities, which only momentum_correction keeps; leave one of them out",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class DGC(Method):
     """Deep Gradient Compression: top-k of every tensor, momentum correction, factor masking, local clipping, warm-up.
@@ -100,6 +107,7 @@ class DGC(Method):
         one_of(self, "indices", tuple(INDEX_CODES))
         one_of(self, "residual", ("fp32", "bf16"))
         check_bool(self, "momentum_correction", "factor_masking")
+        _check_masking(self.name, self.factor_masking, self.momentum_correction)
         check_clip_norm(self)
         check_dense_below(self)
         check_exclude(self)
@@ -167,10 +175,7 @@ class GTopK(Method):
         if self.momentum_correction is not None:
             check_bool(self, "momentum_correction")
         check_bool(self, "factor_masking")
-        require(
-            not self.factor_masking or self.momentum_correction is not False,
-            "gtopk: factor_masking clears velocities, which only momentum_correction keeps; leave one of them out",
-        )
+        _check_masking(self.name, self.factor_masking, self.momentum_correction)
         check_clip_norm(self)
         check_dense_below(self)
         check_exclude(self)

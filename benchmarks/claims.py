@@ -37,6 +37,7 @@ MNIST_TERN = f"{PAPER_TERNGRAD},topology=server"
 OUR_SIGNS = "blocksign:dense_below=1,exclude=14.*,topology=server"
 OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"
 OUR_SETTING = "density=0.006,factor_masking=false"  # DGC as it is by default, beside the values
+MASKED = "density=0.006,values=int8,factor_masking=true"
 GLOBAL = "density=0.006,values=int8,scope=model,factor_masking=true"  # the whole model's largest, and masked
 MASKED_GTOPK = "gtopk:density=0.01,momentum_correction=true,factor_masking=true"
 UNCORRECTED = f"{WARM},momentum_correction=false"  # as in gTop-k's paper
@@ -79,6 +80,8 @@ RUNS: dict[str, str] = {
     **seeds("r20l-global", f"{R20} --epochs 100 --method dgc:{GLOBAL},{WARM}"),
     "ptb-global-s0": f"{PTB} --method dgc:{GLOBAL},warmup=265",
     "an4-global-s0": f"{AN4} --method dgc:{GLOBAL},warmup=116",
+    "r110-masked-s0": f"{R110} --epochs 30 --method dgc:{MASKED},{WARM}",
+    "vgg-masked-s0": f"{VGG} --epochs 30 --method dgc:{MASKED},{WARM}",
     "vgg-gtopk-masked-s0": f"{VGG} --epochs 30 --method {MASKED_GTOPK},{WARM}",
     **seeds("r20-gtopk-masked", f"{R20} --epochs 30 --method {MASKED_GTOPK},{WARM}"),
     "ptb-gtopk-masked-s0": f"{PTB} --method {MASKED_GTOPK},warmup=265",
@@ -124,6 +127,9 @@ RUNS: dict[str, str] = {
     "vgg-ours-s0": f"{VGG} --epochs 30 --method {OURS}",
     "vgg-dgc-s0": f"{VGG} --epochs 30 --method {DGC}",
     "vgg-dense-s0": f"{VGG} --epochs 30 --method dense",
+    # What a thin link feels most of DGC is its warm-up: one epoch of it instead of four; and what PowerSGD really does.
+    "vgg-dgc-brief-s0": f"{VGG} --epochs 30 --method dgc:{PAPER},warmup=97,{VALUES}",
+    "vgg-powersgd-s0": f"{VGG} --epochs 30 --method powersgd:rank=1",
     # TernGrad: momentum and Adam, and without its two parts (Table 1, section 3.2).
     "r20-terngrad-s0": f"{R20} --epochs 30 --method {TERN}",
     "r20-terngrad-noclip-s0": f"{R20} --epochs 30 --method {TERN},clip_sigma=none",

@@ -226,6 +226,8 @@ def other_group(group: dist.ProcessGroup, folder: str) -> str:
         dcp.load({"wire": one.wire}, checkpoint_id=folder, process_group=group)
     with pytest.raises(ValueError, match="has no 'wires'; it has 'model', 'wire'"):
         one.wire.load_checkpoint(folder, key="wires")
+    with pytest.raises(ValueError, match=r"there is no checkpoint in '.*nowhere'"):
+        one.wire.load_checkpoint(f"{folder}/nowhere")
     one.wire.detach()
     return str(caught.value)
 

@@ -140,6 +140,35 @@ def test_raise_stops_all_ranks_with_a_sentence_and_poisons_nothing(cluster: Any)
             assert "inf or a nan" in sentence and "on_nonfinite" in sentence and clean, (spec, sentence)
 
 
+def unscaled(group: dist.ProcessGroup, with_closure: bool) -> tuple[str, bool]:
+    """A scaler that the loop does not use, behind a method that left momentum with the optimizer."""
+    model, optimizer = _model(group)
+    rank = dist.get_rank(group)
+    thinwire.attach(model, optimizer, METHODS[0]).detach()
+    thinwire.attach(model, optimizer, METHODS[0], scaler=torch.amp.GradScaler("cpu"))
+    x, y = _batch(rank, 0)
+    before = _flat(model)
+
+    def closure() -> torch.Tensor:
+        loss: torch.Tensor = (model(x) - y).square().mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(ValueError) as caught:
+        if with_closure:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+    return str(caught.value), torch.equal(before, _flat(model))
+
+
+@pytest.mark.parametrize("with_closure", [False, True])
+def test_a_scaler_that_scales_nothing_is_refused_before_a_parameter_changes(cluster: Any, with_closure: bool) -> None:
+    for sentence, unchanged in cluster.run(unscaled, 2, with_closure):
+        assert "scaler.scale(loss)" in sentence and unchanged
+
+
 def test_bad_values_of_the_options_are_refused_on_all_ranks(cluster: Any) -> None:
     for sentence in cluster.run(refused, 2):
         assert "on_nonfinite" in sentence[0] and "GradScaler" in sentence[1]

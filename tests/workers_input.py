@@ -47,7 +47,9 @@ def refused_attaches(group: dist.ProcessGroup) -> None:
     check(["exclude", "'zz*'", "matches no parameter"], model, optimizer, thinwire.DGC(exclude=("a", "zz*")))
     check(["exclude"], model, optimizer, thinwire.TernGrad(exclude="nothing"))
     check(["unknown method", "did you mean"], model, optimizer, "dcg")
-    check(["method", "thinwire.DGC()"], model, optimizer, thinwire.DGC)
+    check(["the class DGC", "thinwire.DGC()"], model, optimizer, thinwire.DGC)
+    swapped = sentence_of(ValueError, lambda: thinwire.attach(optimizer, model, DGC))  # type: ignore[arg-type]
+    assert "the model first" in swapped and "SGD came first" in swapped
     check(["method"], model, optimizer, None)
     check(["torch optimizer", "dict"], model, {}, DGC)
     for method in (thinwire.DGC(), thinwire.GTopK(momentum_correction=True), "dropping:momentum_correction=true"):

@@ -63,6 +63,10 @@ def attach(
     optimizer steps (8 bytes a rank) and raises a ReplicaError that names what differs, and where.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile(ddp_model)
+    if isinstance(model, torch.optim.Optimizer):
+        raise ValueError(
+            f"attach takes the model first and the optimizer second, and {type(model).__name__} came first"
+        )
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(
             f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it: DDP(model)"
@@ -135,6 +139,8 @@ def trainable(model: DistributedDataParallel) -> dict[str, Tensor]:
 
 
 def _check(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, method: Any) -> OptimizerView:
+    if isinstance(method, type) and issubclass(method, Method):
+        raise ValueError(f"method is the class {method.__name__}; make one of it: thinwire.{method.__name__}()")
     if not isinstance(method, Method):
         raise ValueError(f"method must be a thinwire method such as thinwire.DGC() or its string form, not {method!r}")
     if not isinstance(optimizer, torch.optim.Optimizer):

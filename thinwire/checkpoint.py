@@ -22,7 +22,12 @@ def read_states(checkpoint_id: str | os.PathLike[str], key: str, rank: int, grou
     import torch.distributed.checkpoint as dcp  # here: it takes longer to import than all of thinwire
 
     reader = dcp.FileSystemReader(checkpoint_id)
-    metadata = reader.read_metadata()
+    try:
+        metadata = reader.read_metadata()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            f"there is no checkpoint in {str(checkpoint_id)!r}; give a folder that torch.distributed.checkpoint wrote"
+        ) from error
     # planner_data maps every stored name to its path: ("wire", "rank 0", "aggregator", "memory", "residual", "fc.bias")
     paths = {name: path for name, path in (metadata.planner_data or {}).items() if path[0] == key and len(path) > 1}
     if not paths:

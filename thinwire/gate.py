@@ -31,10 +31,15 @@ class Gate:
         self.scaler = scaler
         self.skipped = 0  # steps passed over so far
         self._drop_gradients = False
+        self._unscaled = False  # the last backward pass was of a loss that the scaler had not scaled
 
     def scale(self) -> float:
         """The factor on the gradients of the backward pass that is running."""
-        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+        if self.scaler is None:
+            return 1.0
+        # torch makes the tensor when scale() is first called; until then get_scale() tells what it will be.
+        self._unscaled = getattr(self.scaler, "_scale", self) is None and self.scaler.get_scale() != 1.0
+        return float(self.scaler.get_scale())
 
     def passes(self, gradients: Sequence[Tensor], net: Net) -> bool:
         """Whether all ranks' gradients are finite; if not they are all made infinite, on all ranks alike."""
@@ -58,17 +63,28 @@ class Gate:
         moves. Where step() has a closure, the backward pass is still to come: it is looked at behind the closure."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
         if closure is None:
+            self._refuse_unscaled()
             self._drop(optimizer)
             return None
 
         def guarded() -> Any:
             self._drop_gradients = False
             loss = closure()
+            self._refuse_unscaled()
             self._drop(optimizer)
             return loss
 
         rest = {key: value for key, value in kwargs.items() if key != "closure"}
         return (args[0], guarded, *args[2:]), rest
+
+    def _refuse_unscaled(self) -> None:
+        """Momentum that a method took over is in the units of gradients without the scale: taken for scaled, those of
+        a plain loss would vanish beside it."""
+        if self._unscaled:
+            raise ValueError(
+                "attach was given a scaler, but the loss was not scaled: use scaler.scale(loss).backward(), "
+                "scaler.step(optimizer) and scaler.update(), or attach without scaler="
+            )
 
     def _drop(self, optimizer: torch.optim.Optimizer) -> None:
         if self._drop_gradients:

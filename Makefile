@@ -1,4 +1,4 @@
-# thinwire: every target sets up what it needs; only Python 3.10+, make and a C++ compiler must be there.
+# thinwire: every target sets up what it needs; only Python 3.10+ and make must be there.
 
 PYTHON ?= python3
 VENV   := .venv

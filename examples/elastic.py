@@ -1,7 +1,10 @@
 """Training that survives lost workers: every rank saves its part, and a new set of workers goes on from the last whole
 set, bit for bit where the number of workers is the same, with all residuals where it is not. Kill workers as you like:
 
-torchrun --standalone --nproc_per_node 2 --max_restarts 100 examples/elastic.py --folder /tmp/run
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node 2 --max_restarts 100 examples/elastic.py \
+    --folder /tmp/run
+
+Without the variable torchrun (2.13) keeps one store over restarts, where new workers can meet the addresses of dead ones.
 """
 
 import argparse

@@ -55,6 +55,9 @@ BAD_VALUES: list[tuple[Any, dict[str, Any]]] = [
     (thinwire.GradientDropping, {"local": "sum", "momentum_correction": True}),
     (thinwire.DGC, {"factor_masking": True, "momentum_correction": False}),
     (thinwire.GTopK, {"factor_masking": True, "momentum_correction": False}),
+    (thinwire.DGC, {"lr_rescaling": True, "momentum_correction": False}),
+    (thinwire.GTopK, {"lr_rescaling": True, "momentum_correction": False}),
+    (thinwire.DGC, {"lr_rescaling": "yes"}),
     (thinwire.Dense, {"dtype": "int8"}),
     (thinwire.Dense, {"dtype": torch.float16}),
 ]  # fmt: skip

@@ -34,6 +34,8 @@ MEMORIES: dict[str, Callable[[], Any]] = {
     "error": ErrorFeedback,
     "momentum": lambda: MomentumCorrection(masking=False),
     "masked": lambda: MomentumCorrection(masking=True),
+    "momentum, rescaled": lambda: MomentumCorrection(masking=False, rescaling=True),
+    "masked, rescaled": lambda: MomentumCorrection(masking=True, rescaling=True),
     "rescaled": lambda: RescaledError(momentum_moved=True),
     "rescaled-alone": lambda: RescaledError(momentum_moved=False),
 }
@@ -116,11 +118,11 @@ def produced(driver: Driver, kind: str, steps: int) -> list[dict[str, np.ndarray
         row = {}
         for name in NAMES:
             hyper, d = driver.hyper(step, name), driver.gradients[step][name].astype(np.float64)
-            if kind in ("momentum", "masked", "rescaled"):
+            if kind not in ("error", "rescaled-alone"):
                 d = d + hyper.weight_decay * driver.weights[name].double().numpy()
                 u = velocity[name] = hyper.momentum * velocity[name] + d
                 d = d + hyper.momentum * u if hyper.nesterov else u
-                if kind == "masked":
+                if kind.startswith("masked"):
                     velocity[name] = np.where(driver.sent[step][name], 0, u)
             row[name] = d
         out.append(row)
@@ -131,7 +133,7 @@ def produced(driver: Driver, kind: str, steps: int) -> list[dict[str, np.ndarray
 @QUICK
 @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 12))
 def test_nothing_is_lost(kind: str, seed: int, steps: int) -> None:
-    """Accepted so far + residual = produced so far; for the rescaled error, in units of the weights."""
+    """Accepted so far + residual = produced so far; where it is rescaled, in units of the weights."""
     driver = Driver(MEMORIES[kind](), seed, changing)
     for step in range(steps):
         driver.step(step, [NAMES])
@@ -217,10 +219,13 @@ def test_masking_spares_the_dense_tail_and_what_stayed() -> None:
     assert not driver.sent[0]["b"].any() and driver.sent[0]["c"].any()
 
 
-def test_a_rate_of_zero_divides_nothing() -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: RescaledError(momentum_moved=False), lambda: MomentumCorrection(False, rescaling=True)]
+)
+def test_a_rate_of_zero_divides_nothing(make: Callable[[], Any]) -> None:
     """Schedules start at zero or pass it: such a step applies nothing, and the error stays what and in what it was."""
     rates = [0.0, 0.1, 0.0, 0.0, 0.05, 0.0]
-    driver = Driver(RescaledError(momentum_moved=False), 2, lambda step, name: Hyper(lr=rates[step]))
+    driver = Driver(make(), 2, lambda step, name: Hyper(lr=rates[step]))
     for step in range(6):
         before = driver.residual("c").copy() if step else np.zeros(40)
         driver.step(step, [NAMES])

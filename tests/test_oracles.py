@@ -83,8 +83,13 @@ CASES = [
         ("clip", DECAY, {**ALL, "clip_norm": 0.5}),
         ("the whole model's", HEAVY, {**ALL, "scope": "model"}),
         ("warmup", HEAVY, {"density": 0.05, "dense_below": 0, "warmup": 13, **PAPER}),
-        ("no correction", NESTEROV_DECAY, {**ALL, "momentum_correction": False}),
+        ("no correction", NESTEROV_DECAY, {**ALL, "factor_masking": False, "momentum_correction": False}),
+        ("rescaling", replace(DECAY, schedule="staircase"), {**ALL, "factor_masking": False, "lr_rescaling": True}),
     ], [
+        ("rescaling, two groups", replace(NESTEROV, schedule="increasing", bias_group=True),
+         {**ALL, "lr_rescaling": True}),
+        ("rescaling, the whole model's, onecycle", replace(NESTEROV_DECAY, schedule="onecycle"),
+         {**SOME, "dense_below": 20, "scope": "model", "lr_rescaling": True}),
         ("nesterov, weight decay, no masking", NESTEROV_DECAY, {**ALL, "factor_masking": False}),
         ("some dense, nesterov", NESTEROV, {**SOME, "factor_masking": False}),
         ("the whole model's, some dense", NESTEROV_DECAY, {**SOME, "dense_below": 20, "scope": "model"}),
@@ -93,7 +98,8 @@ CASES = [
         ("onecycle", replace(DECAY, schedule="onecycle"), ALL),
         ("onecycle, no masking", replace(NESTEROV, schedule="onecycle"), {**SOME, "factor_masking": False}),
         ("density 1, no masking", NESTEROV_DECAY, EXACT),
-        ("no correction, clip, some dense", DECAY, {**SOME, "momentum_correction": False, "clip_norm": 0.5}),
+        ("no correction, clip, some dense", DECAY,
+         {**SOME, "factor_masking": False, "momentum_correction": False, "clip_norm": 0.5}),
     ]),
     *make(gtopk, "GTopK", [
         ("plain", PLAIN, {"density": 0.05}),
@@ -106,6 +112,7 @@ CASES = [
         ("correction", DECAY, {"density": 0.1, "momentum_correction": True}),
         ("correction, nesterov", NESTEROV, {"density": 0.1, "momentum_correction": True}),
         ("masking", DECAY, {"density": 0.1, "factor_masking": True}),
+        ("rescaling", replace(DECAY, schedule="decreasing", bias_group=True), {"density": 0.1, "lr_rescaling": True}),
     ], [
         ("adam", Adam(), {"density": 0.1}),
         ("density 1", HEAVY, {"density": 1.0}),

@@ -22,6 +22,7 @@ EVERY_METHOD = [
     ("heavy", thinwire.GTopK(density=0.01, warmup=14)),
     ("groups", thinwire.DGC(density=0.02, dense_below=8, scope="model", factor_masking=True)),
     ("nesterov", thinwire.GTopK(density=0.02, factor_masking=True, values="int8")),
+    ("groups", thinwire.DGC(density=0.02, lr_rescaling=True)),
     ("adam", thinwire.TernGrad(seed=5, dense_below=0)),
     ("nesterov", thinwire.BlockSign(dense_below=1)),
     ("groups", thinwire.BlockSign(block=100, topology="server", dense_below=1)),

@@ -196,29 +196,6 @@ class ErrorFeedback(_Stateful):
         accepted.subtract_from(x)  # x is the residual itself
 
 
-class MomentumCorrection(_Stateful):
-    """DGC: u = m u + g, v = v + u (Eq. 4), or v = v + m u + g for Nesterov (Eq. 7); v is what should be sent.
-
-    g includes the weight decay. With ``masking`` the velocity of every coordinate that was sent is cleared (section
-    2.3); tensors that travel dense are never masked, because all of their coordinates are always sent and masking
-    would take their momentum away altogether.
-    """
-
-    kinds = ("velocity", "residual")
-
-    def __init__(self, masking: bool, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(dtype)
-        self.masking = masking
-
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
-        return self._accumulate(turn, grad, scout, with_velocity=True)
-
-    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
-        accepted.subtract_from(x)
-        if self.masking and accepted.sent is not None:
-            zero_at(self.state.flat("velocity", turn.layout, x.device), accepted.sent)
-
-
 class RateRatio:
     """eta_{t-1} / eta_t of every parameter: an error is stored in units of the step size that it missed.
 
@@ -251,6 +228,56 @@ class RateRatio:
             yield segment, self.rescale(segment.name, hyper.lr)
             if hyper.lr:
                 self.rates[segment.name] = hyper.lr
+
+
+class MomentumCorrection(_Stateful):
+    """DGC: u = m u + g, v = v + u (Eq. 4), or v = v + m u + g for Nesterov (Eq. 7); v is what should be sent.
+
+    g includes the weight decay. With ``masking`` the velocity of every coordinate that was sent is cleared (section
+    2.3); tensors that travel dense are never masked, because all of their coordinates are always sent and masking
+    would take their momentum away altogether.
+
+    With ``rescaling`` v = (eta_{t-1} / eta_t) v + u, as in dist-EF-blockSGDM (Algorithm 4): what waits is applied with
+    the learning rates of the steps that it comes from, and not with the one at which it leaves.
+    """
+
+    kinds = ("velocity", "residual")
+
+    def __init__(self, masking: bool, dtype: torch.dtype = torch.float32, rescaling: bool = False) -> None:
+        super().__init__(dtype)
+        self.masking = masking
+        self.ratio = RateRatio() if rescaling else None
+        self._held: list[tuple[slice, Tensor]] = []
+
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        if self.ratio is not None:
+            residual = self.state.flat("residual", turn.layout, as_parts(turn.layout, grad)[0].device)
+            self._held = self.ratio.hold(turn, residual)
+            changed = [(residual[s.span], ratio) for s, ratio in self.ratio.advance(turn) if ratio != 1.0]
+            if changed:
+                torch._foreach_mul_([part for part, _ in changed], [ratio for _, ratio in changed])
+        return self._accumulate(turn, grad, scout, with_velocity=True)
+
+    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+        accepted.subtract_from(x)
+        if self.ratio is not None:
+            self.ratio.release(self._held, x)
+        if self.masking and accepted.sent is not None:
+            zero_at(self.state.flat("velocity", turn.layout, x.device), accepted.sent)
+
+    def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
+        kept = super().leftover(rates)
+        ratio = self.ratio
+        return kept if ratio is None else {name: v * ratio.rescale(name, rates[name]) for name, v in kept.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        rates = {"rates": dict(self.ratio.rates)} if self.ratio is not None else {}
+        return {**super().state_dict(), **rates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.ratio is not None:
+            self.ratio.rates = dict(state.get("rates", {}))
 
 
 class RescaledError(_Stateful):

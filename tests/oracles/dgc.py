@@ -9,6 +9,11 @@ from oracles.problem import Params, Problem
 from oracles.selection import copy, excluded, exponential, flatten, kept, top_k, unflatten
 
 
+def rate_ratio(sgd: SGD, t: int, name: str) -> float:
+    """eta_{t-1} / eta_t, as in dist-EF-blockSGDM, Algorithm 4: what waits keeps the weight of its own steps."""
+    return sgd.lr_at(t - 1, name) / sgd.lr_at(t, name) if t else 1.0
+
+
 def clip(g: Params, threshold: float) -> Params:
     """2.2, Local Gradient Clipping, with the rule of torch.nn.utils.clip_grad_norm_."""
     norm = np.sqrt(sum((x * x).sum() for x in g.values()))
@@ -25,6 +30,7 @@ def simulate(
     density: float,
     momentum_correction: bool = True,
     factor_masking: bool = True,
+    lr_rescaling: bool = False,
     clip_norm: float | None = None,
     warmup: int | None = None,
     dense_below: int = 0,
@@ -46,6 +52,9 @@ def simulate(
     trajectory = []
     for t in range(steps):
         m = sgd.momentum_at(t)
+        for name in w if lr_rescaling else ():
+            for r in range(N):
+                v[r][name] *= rate_ratio(sgd, t, name)
         total = {name: np.zeros_like(x) for name, x in w.items()}
         for r in range(N):
             g = problem.gradient(w, r, t)  # Alg. 3 lines 3-7

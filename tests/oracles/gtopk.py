@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oracles.dgc import clip
+from oracles.dgc import clip, rate_ratio
 from oracles.optimizers import SGD, Adam
 from oracles.problem import Params, Problem
 from oracles.selection import copy, excluded, flatten, kept, listed, top_k, unflatten
@@ -53,6 +53,7 @@ def simulate(
     density: float,
     momentum_correction: bool | None = None,
     factor_masking: bool = False,
+    lr_rescaling: bool = False,
     clip_norm: float | None = None,
     warmup: int | None = None,
     exclude: tuple[str, ...] = (),
@@ -84,6 +85,9 @@ def simulate(
                     m, d = optimizer.momentum_at(t), x[name] + optimizer.weight_decay_of(name) * w[name]
                     u[r][name] = m * u[r][name] + d
                     x[name] = m * u[r][name] + d if optimizer.nesterov else u[r][name]
+            if lr_rescaling:
+                assert isinstance(optimizer, SGD)
+                v[r] *= flatten({name: np.full_like(w[name], rate_ratio(optimizer, t, name)) for name in names}, names)
             put_in += flatten(x, names)
             v[r] += flatten(x, names)  # Alg. 4 line 4
             sets.append({int(i): v[r][i] for i in top_k(v[r], k)})  # Alg. 4 lines 5-7

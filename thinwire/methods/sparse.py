@@ -36,15 +36,25 @@ def _schedule(warmup: Warmup, paper: type) -> Schedule | None:
     return paper(warmup) if isinstance(warmup, int) else warmup
 
 
-def _momentum_memory(method: Method, corrected: bool, masking: bool) -> MomentumCorrection | ErrorFeedback:
+def _momentum_memory(
+    method: Method, corrected: bool, masking: bool = False, rescaling: bool = False
+) -> MomentumCorrection | ErrorFeedback:
     kept = method.state_dtype
-    return MomentumCorrection(masking, kept) if corrected else ErrorFeedback(kept)
+    return MomentumCorrection(masking, kept, rescaling) if corrected else ErrorFeedback(kept)
 
 
-def _check_masking(name: str, factor_masking: bool, momentum_correction: bool | None) -> None:
+def _check_corrected(method: DGC | GTopK) -> None:
+    """What acts on velocities needs them."""
+    check_bool(method, "factor_masking", "lr_rescaling")
+    corrected = method.momentum_correction is not False
     require(
-        not factor_masking or momentum_correction is not False,
-        f"{name}: factor_masking clears velocities, which only momentum_correction keeps; leave one of them out",
+        corrected or not method.factor_masking,
+        f"{method.name}: factor_masking clears velocities, which only momentum_correction keeps; leave one of them out",
+    )
+    require(
+        corrected or not method.lr_rescaling,
+        f"{method.name}: lr_rescaling needs momentum_correction, because an optimizer's own momentum would mix what "
+        "comes in units of different learning rates; leave one of them out",
     )
 
 
@@ -76,6 +86,7 @@ class DGC(Method):
     scope                what they are the largest of: "tensor" (each one), "model"
     momentum_correction  accumulate velocities instead of gradients; needs torch.optim.SGD
     factor_masking       clear the velocity of what was sent (section 2.3)
+    lr_rescaling         apply what waited with the learning rates of its own steps, not with the one at which it leaves
     clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
     warmup               None, steps of the ramp, or a schedule: an object with density(step, final)
     values               how values travel: "fp32", "fp16", "bf16", "int8", "int4"
@@ -91,6 +102,7 @@ class DGC(Method):
     scope: str = "tensor"
     momentum_correction: bool = True
     factor_masking: bool = False
+    lr_rescaling: bool = False
     clip_norm: float | None = None
     warmup: Warmup = None
     values: str = "int8"
@@ -106,8 +118,8 @@ class DGC(Method):
         one_of(self, "values", tuple(VALUE_CODES))
         one_of(self, "indices", tuple(INDEX_CODES))
         one_of(self, "residual", ("fp32", "bf16"))
-        check_bool(self, "momentum_correction", "factor_masking")
-        _check_masking(self.name, self.factor_masking, self.momentum_correction)
+        check_bool(self, "momentum_correction")
+        _check_corrected(self)
         check_clip_norm(self)
         check_dense_below(self)
         check_exclude(self)
@@ -116,13 +128,14 @@ class DGC(Method):
         return self.momentum_correction
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        memory = clipped(_momentum_memory(self, self.momentum_correction, self.factor_masking), self.clip_norm, net)
+        memory = _momentum_memory(self, self.momentum_correction, self.factor_masking, self.lr_rescaling)
         warmup = _schedule(self.warmup, ExponentialWarmup)
         scratch = Scratch()
         per_tensor, sampled = self.scope == "tensor", self.selection == "sampled"
         compressor = TopK(self.density, warmup, per_tensor, sampled, scratch)
         collective = AllGather(self.codec, scratch)
-        return Exchange(memory, compressor, collective, net, whole_model=self.whole_model, scratch=scratch)
+        clipping = clipped(memory, self.clip_norm, net)
+        return Exchange(clipping, compressor, collective, net, whole_model=self.whole_model, scratch=scratch)
 
     @property
     def whole_model(self) -> bool:
@@ -148,6 +161,7 @@ class GTopK(Method):
     warmup               None, steps of the paper's list of densities, or a schedule
     momentum_correction  accumulate velocities instead of gradients; None: where the optimizer is torch.optim.SGD
     factor_masking       with momentum correction: clear the velocity of what was applied, as DGC can
+    lr_rescaling         with momentum correction: apply what waited with the learning rates of its own steps
     clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
     values, indices      how they travel, see DGC
     residual             how what is kept is stored: "fp32", "bf16"
@@ -160,6 +174,7 @@ class GTopK(Method):
     warmup: Warmup = None
     momentum_correction: bool | None = None
     factor_masking: bool = False
+    lr_rescaling: bool = False
     clip_norm: float | None = None
     values: str = "fp32"
     indices: str = "rice"
@@ -174,8 +189,7 @@ class GTopK(Method):
         one_of(self, "residual", ("fp32", "bf16"))
         if self.momentum_correction is not None:
             check_bool(self, "momentum_correction")
-        check_bool(self, "factor_masking")
-        _check_masking(self.name, self.factor_masking, self.momentum_correction)
+        _check_corrected(self)
         check_clip_norm(self)
         check_dense_below(self)
         check_exclude(self)
@@ -185,11 +199,12 @@ class GTopK(Method):
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         corrected = self.takes_momentum(optimizer_is_sgd)
-        require(
-            corrected or not self.factor_masking,
-            "gtopk: factor_masking clears velocities of torch.optim.SGD, and this is another optimizer; leave it out",
-        )
-        memory = clipped(_momentum_memory(self, corrected, self.factor_masking), self.clip_norm, net)
+        for option in ("factor_masking", "lr_rescaling"):
+            require(
+                corrected or not getattr(self, option),
+                f"gtopk: {option} needs the momentum of torch.optim.SGD, and this is another optimizer; leave it out",
+            )
+        memory = clipped(_momentum_memory(self, corrected, self.factor_masking, self.lr_rescaling), self.clip_norm, net)
         scratch = Scratch()
         compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), per_tensor=False, scratch=scratch)
         collective = GlobalTopK(SparseCodec(self.values, self.indices), scratch)
@@ -247,7 +262,7 @@ class GradientDropping(Method):
         return self.sync_every if self.local else None
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        memory = clipped(_momentum_memory(self, self.momentum_correction, masking=False), self.clip_norm, net)
+        memory = clipped(_momentum_memory(self, self.momentum_correction), self.clip_norm, net)
         scratch = Scratch()
         compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False, scratch=scratch)
         collective = AllGather(SparseCodec(), scratch)

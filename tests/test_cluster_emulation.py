@@ -347,7 +347,7 @@ def test_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     ("arguments", "sentence"),
     [
         (["--hosts", "0", "--", "true"], "a cluster has 1 to 250 hosts, not 0."),
-        (["--hosts", "two", "--", "true"], "invalid value for '--hosts'"),
+        (["--hosts", "two", "--", "true"], "--hosts takes a whole number."),
         (["--", "true"], "missing option '--hosts'."),
         (["--hosts", "2"], "the command to run on every host is missing"),
         (["--hosts", "2", "--", "no-such-command"], "the command 'no-such-command' was not found."),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.starting import _is_command
+from thinwire.starting import LAUNCHER, LOCAL, _is_command, is_silent
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,7 +57,7 @@ def test_the_installed_script_ends_alike_and_one_rank_speaks(started: Path) -> N
     script = str(started / "bin" / "thinwire")
     done = run(started, "torch", script, "info")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
-    done = run(started, "torch", script, "info", RANK="1")
+    done = run(started, "torch", script, "info", RANK="1", WORLD_SIZE="2", MASTER_ADDR="host0", MASTER_PORT="29500")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -66,6 +66,23 @@ def test_a_script_that_imports_the_library_keeps_its_own_ctrl_c(started: Path) -
     assert run(started, "nothing", "-c", code).stdout == "True\n"
     done = run(started, "torch", "-c", "import thinwire")
     assert "KeyboardInterrupt" in done.stderr
+
+
+@pytest.mark.parametrize(("changed", "silent"), [
+    ({}, True), ({"LOCAL_RANK": "0"}, True), ({"RANK": "0"}, False), ({"RANK": "2"}, False), ({"RANK": "x"}, False),
+    ({"RANK": ""}, False), ({"WORLD_SIZE": "-2"}, False), ({"MASTER_PORT": "any"}, False),
+    ({"LOCAL_RANK": "-1"}, False), *(({name: None}, False) for name in LAUNCHER),
+])  # fmt: skip
+def test_only_a_rank_that_a_launcher_started_leaves_it_to_rank_0(
+    changed: dict[str, str | None], silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host0", "MASTER_PORT": "29500"}
+    for name in (*LAUNCHER, *LOCAL):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**started, **changed}.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert is_silent() is silent
 
 
 @pytest.mark.parametrize(("line", "is_it"), [

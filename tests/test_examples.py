@@ -65,7 +65,7 @@ def test_the_slurm_script(commands: Path, tmp_path: Path) -> None:
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "host[0-1]", "SLURM_NNODES": "2", "SLURM_NTASKS": "2"}
     env = environment(commands, **slurm, SLURM_NTASKS_PER_NODE="1", RUN=str(tmp_path / "run"))
     result = on_hosts(["bash examples/slurm.sh --epochs 1"] * 2, env)
-    assert "digits: test accuracy, 1 epochs, 2 workers" in result.hosts[0].output
+    assert "digits: test accuracy, 1 epoch, 2 workers" in result.hosts[0].output
     assert "epoch" not in result.hosts[1].output  # rank 0 speaks for all
     assert (tmp_path / "run" / "summary.json").exists()
     hosts = re.search(r'"hosts": \[\s*"host0",\s*"host1"\s*\]', (tmp_path / "run" / "config.json").read_text())

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ import report_inputs
 from rich.console import Console
 
 from thinwire import cli, emulation
-from thinwire.cli._display import QUIET_S, Live, Plain
-from thinwire.cli._job import Job
+from thinwire.bench.rows import Row
+from thinwire.cli._display import QUIET_S, Live, Plain, show_table
+from thinwire.cli._job import Job, split_specs
 from thinwire.cli._text import in_lines, wrapped
 from thinwire.cli.cluster import _columns
 from thinwire.recipes import RECIPES
@@ -217,6 +219,21 @@ def test_missing_data_says_where_it_comes_from(capsys: pytest.CaptureFixture[str
             assert said.startswith(f"thinwire: the recipe '{name}' needs data: ") and "--data DIR; get it: " in said
 
 
+def test_a_mistake_is_told_where_no_launcher_started_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "1")
+    assert cli.run(["trian"]) == 2
+    assert capsys.readouterr().err.startswith("thinwire: unknown command 'trian'")
+    for name, value in (("WORLD_SIZE", "2"), ("MASTER_ADDR", "host0"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, value)
+    assert cli.run(["trian"]) == 2
+    assert capsys.readouterr().err == ""
+
+
 # --- how it looks -----------------------------------------------------------------------------------------
 
 
@@ -289,3 +306,29 @@ def test_a_plain_run_says_that_it_began_and_that_it_goes_on(
         "shakespeare: the workers have met on 2 hosts (gloo), training begins",
         "dgc  step 7/516  loss 2.5000  1,000 samples/s  sent 2.00 MB",
     ]
+
+
+def test_methods_are_shown_without_what_says_nothing() -> None:
+    assert split_specs("dgc:", "terngrad:, dgc:density=0.1,warmup=3,,dense") == [
+        "dgc",
+        "terngrad",
+        "dgc:density=0.1,warmup=3",
+        "dense",
+    ]
+
+
+def test_one_epoch_and_one_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table(Job.checked(recipe="digits", specs=["dgc"], epochs=1, seed=0), [], num_workers=1)
+    assert "test accuracy, 1 epoch, 1 worker, seed 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("x_floor", "is_busy"), [(0.02, True), (0.67, False), (1.2, False), (None, False)])
+def test_a_floor_that_was_measured_on_a_busy_machine_is_named(
+    x_floor: float | None, is_busy: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = Row("dgc step", "native", "cpu", 9, 1.0, 1.0, 1.0, 1.0, x_floor, None, 1, "abc", "CPU, 1 thread", "today")
+    monkeypatch.setattr("thinwire.cli.bench.Bench", lambda *arguments: SimpleNamespace(rows=lambda: iter([row])))
+    monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
+    assert cli.run(["bench", "kernels", "--sizes", "9"]) == 0
+    sentence = "The machine was busy while the memory copy was timed; repeat this on a quiet one."
+    assert (sentence in capsys.readouterr().out) is is_busy

@@ -191,6 +191,7 @@ def test_measured_points_lie_on_the_advice_they_belong_to(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name, content, sentence", [
     ("a.json", "{", "is not JSON"),
+    ("train.py", "import torch", r"is not JSON; a report is made from run folders \(thinwire train --out DIR\)"),
     ("a.json", "[]", "holds neither advice"),
     ("a.json", '{"kind": "advice", "predictions": 3}', "predictions in .* must be a JSON list, not a number"),
     ("a.json", '{"kind": "advice", "predictions": [{"method": "x", "hosts": "4"}]}', "hosts in .* must be a number"),
@@ -242,6 +243,10 @@ def test_what_is_not_a_run_is_answered_with_a_sentence(tmp_path: Path, capsys: p
         assert run(["report", str(tmp_path / name), "--out", str(tmp_path / "r.html")]) == 2
         assert re.search(sentence, capsys.readouterr().err), name
     assert run(["report"]) == 2
+    assert re.search(
+        r"missing argument RUN: run folders \(train --out DIR\), .*, such as thinwire report runs/dgc .*\.\n",
+        capsys.readouterr().err,
+    )
     assert not (tmp_path / "r.html").exists()
 
 

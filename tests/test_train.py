@@ -217,10 +217,13 @@ def test_version_and_info() -> None:
         (["train", "--method", "dgc:density=2"], ["density", "(0, 1]", "2"]),
         (["train", "--metod", "dgc"], ["unknown option '--metod'", "did you mean '--method'?", "--compare"]),
         (["trian"], ["unknown command 'trian'", "did you mean 'train'?", "info"]),
-        (["train", "--workers", "0"], ["--workers"]),
-        (["train", "--epochs", "many"], ["--epochs"]),
+        (["train", "--workers", "0"], ["--workers takes a whole number of at least 1."]),
+        (["train", "--workers", "3.5"], ["--workers takes a whole number of at least 1."]),
+        (["train", "--epochs", "many"], ["--epochs takes a whole number of at least 1."]),
+        (["bench", "kernels", "--repeats", "2"], ["--repeats takes a whole number of at least 3."]),
+        (["advise", "--compute-ms", "long"], ["--compute-ms takes a number."]),
         (["train", "--out", str(ROOT)], ["is not empty", "--out"]),
-        (["train", "--out", str(ROOT / "pyproject.toml")], ["cannot be used", "pyproject.toml"]),
+        (["train", "--out", str(ROOT / "pyproject.toml")], ["pyproject.toml' of --out", "it is a file; name a"]),
     ],
     ids=lambda value: " ".join(value)[:40] if value and isinstance(value, list) else None,
 )
@@ -302,7 +305,7 @@ def test_ctrl_c_ends_all_workers(long_run: LongRun) -> None:
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does
     _, error = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert error == "thinwire: stopped by Ctrl-C; all 2 workers have ended.\n"
+    assert error == "thinwire: stopped by Ctrl-C; all 2 workers have ended; nothing was saved (no --out).\n"
     assert all_end(workers)
 
 

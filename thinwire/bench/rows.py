@@ -92,7 +92,8 @@ def hardware(device: torch.device) -> str:
     if cpuinfo.exists():
         lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         model = lines[0].split(":", 1)[1].strip() if lines else model
-    return f"{model}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{model}, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def commit() -> str:

@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
 def _complain(sentence: str, exit_code: int) -> int:
     # Under torchrun every rank finds the same mistake: rank 0 says so, and the others wait a little with ending,
     # because torchrun stops all that are left when the first one ends. A failure can be that of one rank alone.
-    if os.environ.get("RANK", "0") != "0" and exit_code != _complaints.Failure.exit_code:
+    if starting.is_silent() and exit_code != _complaints.Failure.exit_code:
         time.sleep(1)
         return exit_code
     print(wrapped(f"thinwire: {sentence}", room(sys.stderr)), file=sys.stderr, flush=True)

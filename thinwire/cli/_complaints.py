@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import re
+import typing
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,13 +66,31 @@ def network_sentence(text: str) -> str | None:
     return None
 
 
+def _number_taken(context: Any, parameter: Any) -> str:
+    """ "a whole number of at least 1", as the command declares it; nothing for what is not a number."""
+    declared = inspect.signature(context.command.callback, eval_str=True).parameters.get(parameter.name)
+    kind, option = typing.get_args(declared.annotation)[:2] if declared else (None, None)
+    kinds = typing.get_args(kind) or (kind,)
+    if int not in kinds and float not in kinds:
+        return ""
+    least, most = option.min, option.max
+    bounds = "" if least is None else f" of at least {least}" if most is None else f" from {least} to {most}"
+    return f"a {'whole ' if int in kinds else ''}number{bounds}"
+
+
 def sentence_of(error: Any) -> str:
     """One sentence for an error that the command-line parser found; none where it has shown the help instead."""
-    context = getattr(error, "ctx", None)
+    context: Any = getattr(error, "ctx", None)
     option = getattr(error, "option_name", None)
     if option is not None and context is not None:
         names = [name for param in context.command.params for name in param.opts if name.startswith("--")]
         return unknown("option", option, [*names, "--help"], f" of '{context.command_path}'")
+    if type(error).__name__ == "BadParameter" and (taken := _number_taken(context, error.param)):
+        return f"{error.param.opts[0]} takes {taken}."
+    if type(error).__name__ == "MissingParameter" and error.param.param_type_name == "argument":
+        what = f"{error.param.help[:1].lower()}{error.param.help[1:].removesuffix('.')}"
+        example = re.search(r"Example: (.+)", context.command.help)
+        return f"missing argument {error.param.metavar}: {what}{f', such as {example[1]}' if example else ''}."
     message: str = " ".join(error.format_message().split())
     if not message:
         return ""

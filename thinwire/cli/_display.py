@@ -17,7 +17,7 @@ from rich.text import Text
 
 from thinwire import peers
 from thinwire.cli._job import Job
-from thinwire.cli._text import in_lines, room, wrapped
+from thinwire.cli._text import counted, in_lines, room, wrapped
 from thinwire.recipes import RECIPES
 from thinwire.recipes.base import Metric
 from thinwire.recipes.events import Epoch, Event, Outcome, Resumed, Started
@@ -215,8 +215,8 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
             times(outcome.link_ratio),
             f"{outcome.seconds:.1f}",
         )
-    workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
-    out.print(f"\n[bold]{job.recipe}[/bold]: test {metric.name}, {job.epochs} epochs, {workers}, seed {job.seed}")
+    size = f"{counted(job.epochs, 'epoch')}, {counted(num_workers, 'worker')}"
+    out.print(f"\n[bold]{job.recipe}[/bold]: test {metric.name}, {size}, seed {job.seed}")
     out.print(table)
     out.print(
         "ratio: dense fp32 gradients / frames handed over.  link ratio: dense ring all-reduce / bytes over a link.",

@@ -43,7 +43,8 @@ class RunFolder:
                     + (f", or go on with --resume {self.path}." if (self.path / "config.json").exists() else ".")
                 )
         except OSError as error:
-            raise Complaint(f"the run folder '{self.path}' cannot be used: {error.strerror}.") from error
+            why = "it is a file; name a folder" if isinstance(error, FileExistsError) else error.strerror
+            raise Complaint(f"the run folder '{self.path}' of --out cannot be used: {why}.") from error
         self.config = {**job.config, "workers": num_workers, "versions": versions(), "metric": self.metric}
         self.config["environment"] = environment([])
         try:

@@ -18,8 +18,10 @@ from thinwire.cli._complaints import Complaint, unknown
 from thinwire.emulation import Links
 from thinwire.recipes import RECIPES
 from thinwire.recipes.base import MissingData
+from thinwire.recipes.sharing import check_share
 
 DEVICES = ("auto", "cpu", "cuda")
+AUTO = "; auto is for thinwire.attach, and thinwire advise recommends one of these"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +64,14 @@ class Job:
         try:
             methods = tuple(peers.parse(spec).in_full for spec in specs)
         except ValueError as error:
-            raise Complaint(f"{error}.") from error
+            is_auto = str(error).startswith("unknown method 'auto'")
+            raise Complaint(f"{error}{AUTO if is_auto else ''}.") from error
         if RECIPES[recipe].needs_data and data is None:
             raise Complaint(_missing_data(recipe))
+        if data is not None and not RECIPES[recipe].needs_data:
+            raise Complaint(f"--data '{data}': the recipe '{recipe}' brings its own data; leave --data out.")
         if data is not None and not data.is_dir():
-            raise Complaint(f"--data '{data}' is not a folder.")
+            raise Complaint(f"--data '{data}' is not a folder; {_missing_data(recipe)}")
         if others.get("tensorboard"):
             if out is None:
                 raise Complaint("--tensorboard writes into the run folder; name it with --out.")
@@ -79,11 +84,19 @@ class Job:
             seed=seed,
             device=resolved_device(device),
             data=str(data.resolve()) if data is not None else None,
-            settings=_settings(settings),
+            settings=_settings(recipe, settings),
             out=str(out.absolute()) if out is not None else None,
             cluster=Links.here(),
             **others,
         )
+
+    def check_workers(self, num_workers: int) -> None:
+        """A Complaint where not every worker gets a sample of a batch."""
+        given = dict(setting.split("=", 1) for setting in self.settings)
+        try:
+            check_share(self.recipe, int(given.get("batch_size", RECIPES[self.recipe].batch_size)), num_workers)
+        except ValueError as error:
+            raise Complaint(f"{error} with --set.") from error
 
     @property
     def config(self) -> dict[str, Any]:
@@ -96,6 +109,10 @@ class Job:
         path = folder / "config.json"
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            other = "is a file" if folder.exists() else "does not exist"
+            why = "has no config.json" if folder.is_dir() else other
+            raise Complaint(f"--resume takes a run folder made with --out, and '{folder}' {why}.") from error
         except OSError as error:
             raise Complaint(f"'{folder}' cannot be resumed: '{path}' cannot be read: {error.strerror}.") from error
         except ValueError as error:
@@ -197,13 +214,19 @@ def check_tensorboard() -> None:
         raise Complaint("--tensorboard needs a package that is not installed: pip install 'thinwire[tensorboard]'.")
 
 
-def _settings(text: str) -> tuple[str, ...]:
-    """ "lr=0.1,batch_size=64" taken apart; the recipe itself checks names and values."""
-    pieces = tuple(filter(None, (piece.strip() for piece in text.split(","))))
-    for piece in pieces:
-        if "=" not in piece:
+def _settings(recipe: str, text: str) -> tuple[str, ...]:
+    """ "lr=0.1, batch_size=64" taken apart; the recipe itself checks names and values."""
+    settings = []
+    for piece in filter(None, (piece.strip() for piece in text.split(","))):
+        name, equals, value = (word.strip() for word in piece.partition("="))
+        if not equals:
             raise Complaint(f"--set: '{piece}' is not of the form name=value.")
-    return pieces
+        try:
+            RECIPES[recipe].read_setting(name, value)
+        except ValueError as error:
+            raise Complaint(f"--set: {error}.") from error
+        settings.append(f"{name}={value}")
+    return tuple(settings)
 
 
 def split_specs(method: str, compare: str) -> list[str]:
@@ -212,11 +235,10 @@ def split_specs(method: str, compare: str) -> list[str]:
     Commas separate methods and options alike: a piece with an "=" and no ":" goes on with the options before
     it, so "dgc:density=0.01,warmup=72,dense" is two methods.
     """
-    specs = [method.strip()]
     pieces: list[str] = []
     for piece in filter(None, (p.strip() for p in compare.split(","))):
         if pieces and "=" in piece and ":" not in piece.partition("=")[0] and ":" in pieces[-1]:
             pieces[-1] += f",{piece}"
         else:
             pieces.append(piece)
-    return list(dict.fromkeys(specs + pieces))
+    return list(dict.fromkeys(spec.rstrip(", ").removesuffix(":") for spec in (method.strip(), *pieces)))

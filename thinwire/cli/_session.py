@@ -70,7 +70,7 @@ def device_of(name: str, place: Place) -> tuple[torch.device, str]:
 
 def _train_all(job: Job, device: torch.device, report: Report, stop: Callable[[], bool]) -> None:
     net = world_net(device)
-    recipe = _recipe(job, device)
+    recipe = _recipe(job, device, net.size)
     hosts = list(dict.fromkeys(gather_texts(net, socket.gethostname())))
     if net.rank == 0:
         name = _device_name(device)
@@ -104,7 +104,7 @@ def _train_all(job: Job, device: torch.device, report: Report, stop: Callable[[]
 def train_in_threads(job: Job, num_workers: int, report: Report) -> None:
     """Every method of the job, one after the other, with workers that are threads."""
     device = torch.device(job.device)
-    recipe = _recipe(job, device)
+    recipe = _recipe(job, device, num_workers)
     if job.out is not None:
         leave_config(job, num_workers)
     if recipe.fixed_shapes:
@@ -132,7 +132,7 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def _recipe(job: Job, device: torch.device) -> Recipe:
+def _recipe(job: Job, device: torch.device, world: int) -> Recipe:
     try:
         recipe = RECIPES[job.recipe](Path(job.data) if job.data is not None else None, device)
         for setting in job.settings:
@@ -140,6 +140,9 @@ def _recipe(job: Job, device: torch.device) -> Recipe:
             recipe.set(name.strip(), text.strip())
     except ValueError as error:
         raise BadJob(str(error)) from error
+    if recipe.num_batches(world) < 1:
+        few = f"the training data of recipe '{job.recipe}' does not fill one batch of {recipe.batch_size}"
+        raise BadJob(f"{few}; set a smaller batch_size")
     return recipe
 
 

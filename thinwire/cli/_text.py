@@ -41,6 +41,11 @@ def wrapped(text: str, width: int | None, indent: int = 0) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 epoch", "2 epochs"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def in_lines(spec: str, width: int) -> str:
     """A method with its options in lines of this width, where it has commas to break at."""
     lines = textwrap.wrap(spec.replace(",", ", "), max(1, width), break_long_words=False, break_on_hyphens=False)

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import thinwire
+from thinwire import starting
 from thinwire.cli._complaints import Complaint, Failure, Interrupted, network_sentence
 from thinwire.cli._job import Job
 from thinwire.cli._session import BadJob, Place, train_all, train_in_threads
@@ -29,7 +30,6 @@ from thinwire.errors import ExchangeError
 from thinwire.recipes.events import Event, Halted
 from thinwire.recipes.loop import Stopped
 
-LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 GRACE_S = 1.0  # after a first failure, how long others may take to tell theirs: the first in time is the cause
 
 
@@ -46,19 +46,18 @@ class Trouble:
 
 def joined_world() -> int | None:
     """The number of processes when a launcher such as torchrun started this one, else None."""
-    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    missing = [name for name in needed if name not in os.environ]
+    missing = [name for name in starting.LAUNCHER if name not in os.environ]
     if "RANK" in missing and "WORLD_SIZE" in missing:
         return None
     if missing:
-        there = next(name for name in needed[:2] if name not in missing)
+        there = next(name for name in starting.LAUNCHER[:2] if name not in missing)
         are = "is" if len(missing) == 1 else "are"
         raise Complaint(
             f"{there} is set, as a launcher does, but {' and '.join(missing)} {are} not; "
             f"start this with torchrun, or unset {there} to start local workers."
         )
     numbers = {}
-    for name in ("WORLD_SIZE", "RANK", "MASTER_PORT", *(n for n in LOCAL if n in os.environ)):
+    for name in ("WORLD_SIZE", "RANK", "MASTER_PORT", *(n for n in starting.LOCAL if n in os.environ)):
         text = os.environ[name]
         if not text.strip().isdecimal():
             raise Complaint(f"{name} must be a whole number, not '{text}'.")
@@ -91,7 +90,7 @@ def join(job: Job, on_event: Callable[[Event], None]) -> None:
         on_event(stopped.halted)
         raise _interrupted(job, stopped.halted) from None
     except KeyboardInterrupt:
-        raise Interrupted("stopped by Ctrl-C.") from None
+        raise Interrupted(f"stopped by Ctrl-C{_unsaved(job)}.") from None
     except (Complaint, SystemExit):
         raise
     except BadJob as error:
@@ -105,7 +104,7 @@ def run_threads(job: Job, num_workers: int, on_event: Callable[[Event], None]) -
     try:
         train_in_threads(job, num_workers, on_event)
     except KeyboardInterrupt:
-        raise Interrupted("stopped by Ctrl-C.") from None
+        raise Interrupted(f"stopped by Ctrl-C{_unsaved(job)}.") from None
     except BadJob as error:
         raise Complaint(_sentence(error)) from error
     except (Complaint, Failure):
@@ -186,7 +185,8 @@ class _Supervisor:
         self.num_ctrl_c += 1
         if self.job.out is None or self.num_ctrl_c > 1:
             _end_all(self.workers)
-            raise Interrupted(f"stopped by Ctrl-C; all {len(self.workers)} workers have ended.")
+            ended = f"all {len(self.workers)} workers have" if len(self.workers) > 1 else "the worker has"
+            raise Interrupted(f"stopped by Ctrl-C; {ended} ended{_unsaved(self.job)}.")
         self.on_stop()
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
@@ -225,6 +225,10 @@ class _Supervisor:
         if first.is_complaint:
             raise Complaint(first.sentence)
         raise Failure(f"worker {first.rank} failed{others}: {first.sentence}")
+
+
+def _unsaved(job: Job) -> str:
+    return "" if job.out is not None else "; nothing was saved (no --out)"
 
 
 def _interrupted(job: Job, halted: Halted) -> Interrupted:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import typer
 from torch import nn
 
-from thinwire import emulation
+from thinwire import emulation, starting
 from thinwire.advice import METHODS, Advice, advise_offline
 from thinwire.advice import advise as advise_online
 from thinwire.bench.models import MODELS
@@ -71,7 +71,7 @@ def advise(
         advice = _online(model, recipe, specs, world, given=(params, compute_ms, hosts, rate))
     else:
         advice = _offline(params, compute_ms, hosts, rate, latency_ms, model, recipe, specs)
-    if os.environ.get("RANK", "0") == "0":
+    if not starting.is_silent():
         typer.echo("\n".join(wrapped(line, room()) for line in advice.text(room()).splitlines()))
         write_json(
             json_file,

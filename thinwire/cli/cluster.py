@@ -22,7 +22,7 @@ from rich.text import Text
 from thinwire import emulation
 from thinwire.cli._complaints import Complaint, Failure, Interrupted
 from thinwire.cli._display import console
-from thinwire.cli._text import LEFT
+from thinwire.cli._text import LEFT, counted
 from thinwire.emulation.cluster import check_command
 from thinwire.emulation.settings import check_rank
 
@@ -90,7 +90,8 @@ def cluster(
                 result = there.run(command, env=_columns(out, hosts), faults=faults, on_line=_printer(out, hosts))
         except emulation.Interrupted as stop:
             _report(out, settings, stop.result, write)
-            raise Interrupted(f"stopped by Ctrl-C; all {hosts} hosts have ended.") from None
+            ended = f"all {hosts} hosts have" if hosts > 1 else "the host has"
+            raise Interrupted(f"stopped by Ctrl-C; {ended} ended.") from None
         _report(out, settings, result, write)
     if result.failed_rank is not None:
         _fail(result, {fault.rank for fault in faults if isinstance(fault, emulation.Kill)})
@@ -157,7 +158,7 @@ def _report(
     up, down = settings["uplink"], settings["downlink"]
     rate = up if up == down else f"{up} up, {down} down"
     latency = f", {settings['latency_ms']:g} ms" if settings["latency_ms"] else ""
-    count = f"{len(result.hosts)} host{'s' if len(result.hosts) > 1 else ''}"
+    count = counted(len(result.hosts), "host")
     out.print(f"\n[bold]{count}[/bold], {rate}{latency}: bytes by the kernel's interface counters")
     out.print(table)
     hosts = [{k: v for k, v in dataclasses.asdict(host).items() if k != "output"} for host in result.hosts]

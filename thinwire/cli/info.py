@@ -13,9 +13,10 @@ import thinwire
 from thinwire import emulation, kernels
 from thinwire.bench.rows import commit
 from thinwire.cli._environment import cpu_name, num_cores, os_name
-from thinwire.cli._text import room, wrapped
+from thinwire.cli._text import counted, room, wrapped
 
 EXTRAS = {  # package: the extra that brings it, and what it is for
+    "matplotlib": ("figures", "thinwire report --figures"),
     "sacrebleu": ("recipes", "BLEU in the translation recipes"),
     "tensorboard": ("tensorboard", "thinwire train --tensorboard"),
 }
@@ -28,12 +29,11 @@ def info() -> None:
 
 
 def rows() -> list[tuple[str, str]]:
-    cores = num_cores()
     return [
         ("thinwire", f"{thinwire.__version__} (commit {commit()})"),
         ("torch", torch.__version__),
         ("python", f"{platform.python_version()} ({os_name()})"),
-        ("cpu", f"{cpu_name()}, {cores} core{'s' if cores > 1 else ''} for this process"),
+        ("cpu", f"{cpu_name()}, {counted(num_cores(), 'core')} for this process"),
         ("gpu", _gpus()),
         ("kernels", kernels.describe().removeprefix("kernels: ")),
         ("gloo", _backend(dist.is_available() and dist.is_gloo_available())),

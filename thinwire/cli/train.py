@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire import peers
+from thinwire import peers, starting
 from thinwire.cli import _complaints, _workers
 from thinwire.cli._display import display_for, show_table
 from thinwire.cli._environment import num_cores
 from thinwire.cli._folder import RunFolder
 from thinwire.cli._job import Job, split_specs
 from thinwire.cli._tensorboard import EventFiles
-from thinwire.cli._text import room, wrapped
+from thinwire.cli._text import counted, room, wrapped
 from thinwire.recipes import RECIPES
 from thinwire.recipes.events import Event, Outcome, Started
 
@@ -88,7 +88,7 @@ def train(
         job, num_workers = Job.resumed(resume, timeout_s=timeout)
         if workers not in (None, num_workers) or joined not in (None, num_workers):
             raise _complaints.Complaint(
-                f"the run in '{resume}' has {num_workers} workers, and they can only go on as {num_workers}."
+                f"the run in '{resume}' has {counted(num_workers, 'worker')}, and they can only go on as {num_workers}."
             )
     else:
         if recipe in RECIPES and method is None:
@@ -99,11 +99,12 @@ def train(
             in_process=in_process, timeout_s=timeout,
         )  # fmt: skip
         num_workers = joined or workers or 4
+        job.check_workers(num_workers)
     if joined is not None and job.in_process:
         raise _complaints.Complaint(f"--in-process makes its own workers, but {joined} processes were started.")
     if joined is not None and workers not in (None, joined):
         raise _complaints.Complaint(f"--workers {workers} does not fit the {joined} processes that were started.")
-    shows = joined is None or os.environ["RANK"] == "0"  # this process owns the terminal and the run folder
+    shows = not starting.is_silent()  # this process owns the terminal and the run folder
     folder = RunFolder(job, num_workers) if job.out and shows else None
     _run(job, num_workers, joined is not None, shows, folder)
 
@@ -164,7 +165,7 @@ def _warn_about_cores(job: Job, num_local: int) -> None:
     cores = num_cores()
     if job.device == "cpu" and num_local > cores:
         sentence = (
-            f"thinwire: {num_local} workers share {cores} core{'s' if cores > 1 else ''} and take turns: "
+            f"thinwire: {num_local} workers share {counted(cores, 'core')} and take turns: "
             f"their seconds are not those of {num_local} machines."
         )
         print(wrapped(sentence, room(sys.stderr)), file=sys.stderr, flush=True)

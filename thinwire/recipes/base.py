@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -66,6 +67,8 @@ class Recipe(ABC):
     fixed_shapes: ClassVar[bool] = False
     #: Attributes that `set` may change before anything else is called.
     settings: ClassVar[tuple[str, ...]] = ("batch_size",)
+    #: What those of `settings` that are words may be.
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         """Read the data, from the folder ``data`` where the recipe needs one, else raise MissingData.
@@ -79,19 +82,35 @@ class Recipe(ABC):
         return self.lr_factors.get(method, 1.0)
 
     def set(self, name: str, text: str) -> None:
-        """Change one of `settings` for this run: recipe.set("batch_size", "256"), read as its value's own type."""
-        if name not in self.settings:
-            near = difflib.get_close_matches(name, self.settings, n=1)
+        """Change one of `settings` for this run: recipe.set("batch_size", "256"); see `read_setting`."""
+        setattr(self, name, self.read_setting(name, text))
+
+    @classmethod
+    def read_setting(cls, name: str, text: str) -> Any:
+        """The value of one of `settings`, read as its default's own type; a ValueError where it is not possible."""
+        if name not in cls.settings:
+            near = difflib.get_close_matches(name, cls.settings, n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
-            known = ", ".join(self.settings)
-            raise ValueError(f"recipe {self.name!r} has no setting {name!r}{meant}; known settings: {known}")
-        before: Any = getattr(self, name)
+            known = ", ".join(cls.settings)
+            raise ValueError(f"recipe {cls.name!r} has no setting {name!r}{meant}; known settings: {known}")
+        kind: Any = type(getattr(cls, name))
         try:
-            value = _TRUTH[text.lower()] if isinstance(before, bool) else type(before)(text)
+            value = _TRUTH[text.lower()] if kind is bool else kind(text)
         except (KeyError, ValueError):
-            kind = {bool: "true or false", int: "a whole number"}.get(type(before), "a number")
-            raise ValueError(f"recipe {self.name!r}: {name} must be {kind}, not {text!r}") from None
-        setattr(self, name, value)
+            value = math.nan  # which is in none of the ranges
+        if kind is bool:
+            wanted, fits = "true or false", value in (True, False)
+        elif kind is str:
+            wanted, fits = f"one of {', '.join(cls.choices[name])}", value in cls.choices[name]
+        elif kind is int:
+            wanted, fits = "a whole number of at least 1", value >= 1
+        elif name == "clip_norm":
+            wanted, fits = "a number above 0", 0 < value < math.inf
+        else:
+            wanted, fits = "a number of at least 0", 0 <= value < math.inf
+        if not fits:
+            raise ValueError(f"recipe {cls.name!r}: {name} must be {wanted}, not {text!r}")
+        return value
 
     def adapted(self, method: Method) -> Method:
         """The method as this recipe runs it; what differs from what was asked for shows in its string.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -14,8 +14,6 @@ from thinwire.recipes import rates
 from thinwire.recipes.base import Batch, Metric, Recipe
 from thinwire.recipes.sharing import epoch_generator, part_of_batch
 
-SOLVERS = ("sgd", "adam")
-PRECISIONS = ("fp32", "bf16")
 TEST_BATCH = 1000
 
 
@@ -42,6 +40,7 @@ class ImageRecipe(Recipe):
     #: "bf16": activations in bfloat16 (torch.autocast) and, on a GPU, in the order that its tensor cores read.
     precision: str = "fp32"
     settings = ("batch_size", "lr", "momentum", "nesterov", "weight_decay", "solver", "precision")
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"solver": ("sgd", "adam"), "precision": ("fp32", "bf16")}
 
     def keep(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> None:
         """Put (N, C, H, W) uint8 images and (N,) labels on the device."""
@@ -51,9 +50,6 @@ class ImageRecipe(Recipe):
         self.std = (255 * torch.tensor(self.pixel_std)).view(1, -1, 1, 1).to(self.device)  # (1, C, 1, 1)
 
     def placed(self, module: nn.Module) -> nn.Module:
-        if self.precision not in PRECISIONS:
-            known = ", ".join(PRECISIONS)
-            raise ValueError(f"recipe {self.name!r}: precision must be one of {known}, not {self.precision!r}")
         module = module.to(self.device)
         if self.precision == "bf16" and self.device.type == "cuda":
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -63,11 +59,7 @@ class ImageRecipe(Recipe):
         rate = self.lr * lr_factor
         if self.solver == "adam":
             return torch.optim.Adam(parameters, lr=rate, weight_decay=self.weight_decay)
-        if self.solver == "sgd":
-            return torch.optim.SGD(
-                parameters, rate, self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
-            )
-        raise ValueError(f"recipe {self.name!r}: solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}")
+        return torch.optim.SGD(parameters, rate, self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay)
 
     def schedule(self, optimizer: torch.optim.Optimizer, num_steps: int) -> LRScheduler:
         return rates.cosine(optimizer, num_steps, warmup=self.lr_warmup_epochs / self.epochs)

@@ -9,13 +9,18 @@ from thinwire.recipes.base import Recipe
 
 def part_of_batch(recipe: Recipe, rank: int, world: int) -> slice:
     """This rank's samples of a global batch of `recipe.batch_size`; what cannot be shared out evenly is left."""
+    check_share(recipe.name, recipe.batch_size, world)
     share = recipe.batch_size // world
-    if not share:
+    return slice(rank * share, (rank + 1) * share)
+
+
+def check_share(recipe: str, batch_size: int, world: int) -> None:
+    """A ValueError where a global batch has not a sample for every worker."""
+    if batch_size < world:
         raise ValueError(
-            f"recipe {recipe.name!r} has a global batch of {recipe.batch_size} samples, too few for {world} workers; "
+            f"recipe {recipe!r} has a global batch_size of {batch_size}, too few for {world} workers; "
             f"start fewer workers or set a larger batch_size"
         )
-    return slice(rank * share, (rank + 1) * share)
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:

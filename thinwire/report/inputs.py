@@ -19,6 +19,11 @@ EPOCH_NUMBERS = ("step", "seconds", "bytes_sent", "loss", "metric", "samples_per
 STEP_NUMBERS = ("step", "seconds", "bytes_sent", "loss")
 OUTCOME_NUMBERS = ("metric", "loss", "steps", "seconds", "samples_per_s", "bytes_sent", "ratio", "link_ratio")
 
+TAKEN = (
+    "a report is made from run folders (thinwire train --out DIR) and from files of thinwire advise --json and "
+    "thinwire bench cluster --json"
+)
+
 Numbers = dict[str, float | None]  # None: not there, or not finite (a loss that diverged)
 
 
@@ -65,8 +70,11 @@ def read(path: Path) -> Input:
         if path.is_dir():
             return _read_run(path)
         if not path.exists():
-            raise ValueError(f"'{path}' does not exist; a report is made from run folders and JSON files")
-        value = _json(path)
+            raise ValueError(f"'{path}' does not exist; {TAKEN}")
+        try:
+            value = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"'{path}' is not JSON; {TAKEN}") from error
     except OSError as error:
         raise ValueError(f"'{path}' cannot be read: {error.strerror}") from error
     if isinstance(value, dict) and value.get("kind") == "advice":

@@ -37,9 +37,11 @@ MNIST_TERN = f"{PAPER_TERNGRAD},topology=server"
 OUR_SIGNS = "blocksign:dense_below=1,exclude=14.*,topology=server"
 OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"
 OUR_SETTING = "density=0.006,factor_masking=false"  # DGC as it is by default, beside the values
+RESCALED = "density=0.006,values=int8,factor_masking=false,lr_rescaling=true"
 MASKED = "density=0.006,values=int8,factor_masking=true"
 GLOBAL = "density=0.006,values=int8,scope=model,factor_masking=true"  # the whole model's largest, and masked
 MASKED_GTOPK = "gtopk:density=0.01,momentum_correction=true,factor_masking=true"
+RESCALED_GTOPK = "gtopk:density=0.01,momentum_correction=true,lr_rescaling=true"
 UNCORRECTED = f"{WARM},momentum_correction=false"  # as in gTop-k's paper
 PTB = "--recipe ptb-lstm --epochs 12"
 M30K = "--recipe multi30k-transformer --epochs 20"
@@ -85,6 +87,15 @@ RUNS: dict[str, str] = {
     "vgg-gtopk-masked-s0": f"{VGG} --epochs 30 --method {MASKED_GTOPK},{WARM}",
     **seeds("r20-gtopk-masked", f"{R20} --epochs 30 --method {MASKED_GTOPK},{WARM}"),
     "ptb-gtopk-masked-s0": f"{PTB} --method {MASKED_GTOPK},warmup=265",
+    # What waited keeps the learning rates of its own steps.
+    "r110-rescaled-s0": f"{R110} --epochs 30 --method dgc:{RESCALED},{WARM}",
+    "vgg-rescaled-s0": f"{VGG} --epochs 30 --method dgc:{RESCALED},{WARM}",
+    **seeds("r20l-rescaled", f"{R20} --epochs 100 --method dgc:{RESCALED},{WARM}"),
+    "ptb-rescaled-s0": f"{PTB} --method dgc:{RESCALED},warmup=265",
+    "an4-rescaled-s0": f"{AN4} --method dgc:{RESCALED},warmup=116",
+    "vgg-gtopk-rescaled-s0": f"{VGG} --epochs 30 --method {RESCALED_GTOPK},{WARM}",
+    **seeds("r20-gtopk-rescaled", f"{R20} --epochs 30 --method {RESCALED_GTOPK},{WARM}"),
+    "ptb-gtopk-rescaled-s0": f"{PTB} --method {RESCALED_GTOPK},warmup=265",
     # dist-EF-blockSGDM: 8 workers of 32 images, with and without momentum (Figure 2).
     "r20x8-signum-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method signsgd:topology=server",
     "r20x8-blocksign-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method {SIGNS}",

@@ -4,7 +4,7 @@ set, bit for bit where the number of workers is the same, with all residuals whe
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc_per_node 2 --max_restarts 100 examples/elastic.py \
     --folder /tmp/run
 
-Without the variable torchrun (2.13) keeps one store over restarts, where new workers can meet the addresses of dead ones.
+Without the variable torchrun (2.13) keeps one store over restarts: new workers can meet the addresses of dead ones.
 """
 
 import argparse

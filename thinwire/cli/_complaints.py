@@ -85,7 +85,7 @@ def sentence_of(error: Any) -> str:
     if option is not None and context is not None:
         names = [name for param in context.command.params for name in param.opts if name.startswith("--")]
         return unknown("option", option, [*names, "--help"], f" of '{context.command_path}'")
-    if type(error).__name__ == "BadParameter" and (taken := _number_taken(context, error.param)):
+    if type(error).__name__ == "BadParameter" and error.param and (taken := _number_taken(context, error.param)):
         return f"{error.param.opts[0]} takes {taken}."
     if type(error).__name__ == "MissingParameter" and error.param.param_type_name == "argument":
         what = f"{error.param.help[:1].lower()}{error.param.help[1:].removesuffix('.')}"

@@ -1,4 +1,4 @@
-"""What DGC's selection, masking and density are worth on networks of many layers, on a part of CIFAR-10.
+"""What DGC's selection, masking, rescaling and density are worth on networks of many layers, on a part of CIFAR-10.
 
     python benchmarks/scope_and_masking.py --data DIR [--network vgg|resnet56]
 
@@ -26,6 +26,8 @@ METHODS = {
     "each tensor's largest, masked": f"dgc:{WARM},factor_masking=true",
     "the model's largest": f"dgc:{WARM},scope=model",
     "the model's largest, masked": f"dgc:{WARM},scope=model,factor_masking=true",
+    "each tensor's largest, rescaled": f"dgc:{WARM},lr_rescaling=true",
+    "the model's largest, masked, rescaled": f"dgc:{WARM},scope=model,factor_masking=true,lr_rescaling=true",
     "the largest of all ranks": f"gtopk:{WARM}",
     "the largest of all ranks, masked": f"gtopk:{WARM},factor_masking=true",
 }

@@ -27,6 +27,7 @@ SPECS = [
     "dgc:density=0.05,clip_norm=1.0,values=fp16,indices=delta16,factor_masking=true",
     "dgc:density=0.05,values=int4,factor_masking=true",
     "dgc:density=0.05,scope=model,factor_masking=true",
+    "dgc:density=0.05,lr_rescaling=true",
     "gtopk:density=0.05",
     "gtopk:density=0.05,factor_masking=true",
     "gtopk:density=0.05,values=bf16",
@@ -51,7 +52,8 @@ def train(spec: str, device: torch.device, rank: int) -> torch.Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
     wire = thinwire.attach(model, optimizer, spec)
     data = torch.Generator().manual_seed(rank)
-    for _ in range(10):
+    for step in range(10):
+        optimizer.param_groups[0]["lr"] = lr * (1 - 0.05 * step)
         x = torch.randn(16, 32, generator=data).to(device)
         y = torch.randint(0, 10, (16,), generator=data).to(device)
         optimizer.zero_grad()

@@ -65,12 +65,17 @@ class DGC(Method):
     The defaults are the setting that kept dense accuracy where the paper's did not (docs/design.md, "Defaults and
     why"): 0.6 % of every tensor with 8-bit values and no factor masking. It was measured behind a warm-up of one to
     four epochs, whose length in steps is yours to give. In 30 epochs it lost 2.9 points on ResNet-110 and 1.0 on
-    VGG-16: on deep networks try ``DGC(scope="model", factor_masking=True)`` as well, which is not confirmed there yet.
+    VGG-16: there try ``scope="model"`` with ``factor_masking=True``, and ``lr_rescaling=True``. On a narrow VGG-16 both
+    helped, on a ResNet-56 neither did for certain; large runs have not tried them yet (docs/results.md).
     The paper's own setting is ``DGC(density=0.001, values="fp32", factor_masking=True)``.
 
     ``scope="model"`` chooses the largest elements of the whole model instead of each tensor's: layers with large
     gradients, most often the small ones near the input, then send more. It waits for the end of backward, so nothing
     overlaps with that.
+
+    ``lr_rescaling``: while a schedule lowers the learning rate, what waits would be applied with a smaller one than its
+    gradients had. With it v = (eta_{t-1} / eta_t) v + u, as in dist-EF-blockSGDM (Algorithm 4), and every gradient
+    keeps the weight of its own step.
 
     Tensors of fewer than ``dense_below`` elements, and one-dimensional ones, travel dense in the same frame; 0
     compresses everything. ``warmup`` as a number is the length in steps of the paper's 25 %, 6.25 %, ... ramp.

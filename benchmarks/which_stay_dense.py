@@ -45,24 +45,27 @@ class SmallCifar10(Cifar10):
         return resnet(8)
 
 
-def trained(recipe: SmallCifar10, spec: str, workers: int, epochs: int) -> Outcome:
+def trained(recipe: SmallCifar10, spec: str, workers: int, epochs: int, seed: int) -> Outcome:
     def report(event: object) -> None:
         if isinstance(event, Epoch):
             print(f"    epoch {event.epoch}: loss {event.loss:.3f}, accuracy {event.metric:.1f} %", flush=True)
 
     def work(net: ThreadNet) -> Outcome:
-        training = ThreadTraining(recipe, spec, Plan(epochs, seed=0), net, report if net.rank == 0 else lambda _: None)
+        plan, tell = Plan(epochs, seed=seed), report if net.rank == 0 else lambda _: None
+        training = ThreadTraining(recipe, spec, plan, net, tell)
         return training.run(None, 0, [], lambda: False)
 
     outcome: Outcome = ThreadWorld(workers, timeout_s=300, one_at_a_time=True).run(work)[0]
     return outcome
 
 
-def compare(recipe: SmallCifar10, methods: dict[str, str], workers: int = WORKERS, epochs: int = EPOCHS) -> None:
+def compare(
+    recipe: SmallCifar10, methods: dict[str, str], workers: int = WORKERS, epochs: int = EPOCHS, seed: int = 0
+) -> None:
     """Train with one method after the other and print how each did."""
     for label, spec in methods.items():
         print(f"{label} ({spec})", flush=True)
-        outcome = trained(recipe, spec, workers, epochs)
+        outcome = trained(recipe, spec, workers, epochs, seed)
         print(f"{label}: {outcome.metric:.2f} %, loss {outcome.loss:.3f}", flush=True)
 
 

@@ -296,13 +296,15 @@ def test_the_next_start_removes_what_is_left_when_the_keeper_was_killed_too() ->
     )
     # Stopped, it can neither end its hosts itself nor be taken for dead by a cluster that another test starts.
     killed.send_signal(signal.SIGSTOP)
-    for pid in owned_by(killed.pid):
-        if keeper.__file__ in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGKILL)
-    time.sleep(0.2)
-    assert owned_by(killed.pid) != []
-    killed.kill()
-    killed.communicate()
+    try:
+        for pid in owned_by(killed.pid):
+            if keeper.__file__ in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+        assert owned_by(killed.pid) != []
+    finally:
+        killed.kill()
+        killed.communicate()
     with emulation.Cluster(1):
         assert owned_by(killed.pid) == []
 

@@ -236,6 +236,30 @@ def test_a_rate_of_zero_divides_nothing(make: Callable[[], Any]) -> None:
     assert np.allclose(left["c"].numpy(), driver.residual("c") * 0.5, atol=1e-6)  # from units of 0.05 to 0.1
 
 
+def test_at_a_rate_of_zero_nothing_counts_as_sent() -> None:
+    """Masking clears the velocity of what was applied, and nothing was."""
+    memory = MomentumCorrection(masking=True, rescaling=True)
+    driver = Driver(memory, 1, lambda step, name: Hyper(lr=0.0 if name == "c" else 0.1, momentum=0.9))
+    driver.step(0, [NAMES])
+    velocity = memory.state.named["velocity"]
+    assert np.array_equal(velocity["c"].numpy(), driver.gradients[0]["c"]) and driver.sent[0]["c"].any()
+    assert np.array_equal(velocity["a"].numpy(), np.where(driver.sent[0]["a"], 0, driver.gradients[0]["a"]))
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_an_exchange_that_failed_leaves_residual_and_rate_in_the_same_units(kept: torch.dtype) -> None:
+    layout = Layout.of([("w", 0, 1, True)])
+    memory = MomentumCorrection(masking=False, dtype=kept, rescaling=True)
+    nothing = Accepted(Sparse(torch.zeros(0, dtype=torch.int64), torch.zeros(0), 1, 0), torch.zeros(0))
+    turns = [Turn(layout, step, (Hyper(lr=rate),), (torch.zeros(1),)) for step, rate in enumerate((0.1, 0.01, 0.01))]
+    memory.retain(turns[0], memory.compensate(turns[0], torch.ones(1)), nothing)
+    memory.settle(turns[0], 0)
+    memory.forget()
+    memory.compensate(turns[1], torch.zeros(1))  # and then a rank rings the alarm
+    memory.forget()
+    assert float(memory.compensate(turns[2], torch.zeros(1))) == pytest.approx(10.0)
+
+
 @QUICK
 @given(
     seed=st.integers(0, 2**32 - 1), clip=st.sampled_from([1e-3, 0.5, 4.0, 1e6]), ranks=st.sampled_from([1, 2, 3, 16])

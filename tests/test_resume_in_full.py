@@ -99,6 +99,8 @@ def test_a_state_from_before_an_option_was_added_is_taken(cluster: Any) -> None:
     for taken, other, unknown, absent in cluster.run(loaded_from, 2, "terngrad:dense_below=0", changes):
         assert taken == "" and absent == ""
         assert "belongs to method terngrad:" in other and "belongs to method terngrad:" in unknown
+    idle = [("factor_masking=false", "factor_masking=true")]  # how it was saved when DGC took that, and ignored it
+    assert cluster.run(loaded_from, 2, "dgc:momentum_correction=false", idle) == [[""], [""]]
     changes = [("dgc:", "dgc:"), ("density=0.006", "density=0.5")]
     for own, other in cluster.run(loaded_from, 2, library.DGC(warmup=library.ListedWarmup(4)), changes):
         assert own == "", "a schedule has no string that can be read, and is still its own"

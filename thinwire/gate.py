@@ -38,7 +38,8 @@ class Gate:
         if self.scaler is None:
             return 1.0
         # torch makes the tensor when scale() is first called; until then get_scale() tells what it will be.
-        self._unscaled = getattr(self.scaler, "_scale", self) is None and self.scaler.get_scale() != 1.0
+        is_torchs = getattr(type(self.scaler), "scale", None) is torch.amp.GradScaler.scale
+        self._unscaled = is_torchs and getattr(self.scaler, "_scale", self) is None and self.scaler.get_scale() != 1.0
         return float(self.scaler.get_scale())
 
     def passes(self, gradients: Sequence[Tensor], net: Net) -> bool:

@@ -109,6 +109,7 @@ class _Stateful:
 
     kinds: tuple[str, ...] = ()
     watches = True
+    ratio: RateRatio | None = None  # where the residual is in units of a learning rate
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.state = NamedState(*self.kinds, dtype=dtype)
@@ -140,10 +141,14 @@ class _Stateful:
         return
 
     def forget(self) -> None:
+        if self.ratio is not None and self.state.dtype != torch.float32:
+            self.ratio.undo()  # an exchange that failed changed copies of the state alone
         self.state.forget()
 
     def settle(self, turn: Turn, rank: int) -> None:
         self.state.settle(turn, rank)
+        if self.ratio is not None:
+            self.ratio.settled()
 
     def residual_square_sum(self) -> float:
         return self.state.square_sum("residual") if "residual" in self.kinds else 0.0
@@ -205,6 +210,7 @@ class RateRatio:
 
     def __init__(self) -> None:
         self.rates: dict[str, float] = {}
+        self._before: dict[str, float | None] = {}  # the exchange that is not settled yet
 
     def rescale(self, name: str, rate: float) -> float:
         """Return the ratio of the stored rate and ``rate``, 1 where one of them is zero."""
@@ -227,7 +233,20 @@ class RateRatio:
         for segment, hyper in zip(turn.layout.segments, turn.hypers, strict=True):
             yield segment, self.rescale(segment.name, hyper.lr)
             if hyper.lr:
+                self._before[segment.name] = self.rates.get(segment.name)
                 self.rates[segment.name] = hyper.lr
+
+    def settled(self) -> None:
+        self._before.clear()
+
+    def undo(self) -> None:
+        """Go back to the rates before what was not settled."""
+        for name, rate in self._before.items():
+            if rate is None:
+                del self.rates[name]
+            else:
+                self.rates[name] = rate
+        self._before.clear()
 
 
 class MomentumCorrection(_Stateful):
@@ -263,7 +282,10 @@ class MomentumCorrection(_Stateful):
         if self.ratio is not None:
             self.ratio.release(self._held, x)
         if self.masking and accepted.sent is not None:
-            zero_at(self.state.flat("velocity", turn.layout, x.device), accepted.sent)
+            sent = accepted.sent
+            for span, _ in self._held:  # a rate of zero: nothing of it was applied
+                sent = sent[(sent < span.start) | (sent >= span.stop)]
+            zero_at(self.state.flat("velocity", turn.layout, x.device), sent)
 
     def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
         kept = super().leftover(rates)
@@ -287,6 +309,8 @@ class RescaledError(_Stateful):
     when ``momentum_moved``: momentum and weight decay are then taken from the user's SGD; otherwise the optimizer
     keeps both.
     """
+
+    ratio: RateRatio
 
     def __init__(self, momentum_moved: bool, dtype: torch.dtype = torch.float32) -> None:
         self.kinds = ("velocity", "residual") if momentum_moved else ("residual",)

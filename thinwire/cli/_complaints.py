@@ -69,9 +69,9 @@ def network_sentence(text: str) -> str | None:
 def _number_taken(context: Any, parameter: Any) -> str:
     """ "a whole number of at least 1", as the command declares it; nothing for what is not a number."""
     declared = inspect.signature(context.command.callback, eval_str=True).parameters.get(parameter.name)
-    kind, option = typing.get_args(declared.annotation)[:2] if declared else (None, None)
+    kind, option = (*typing.get_args(declared.annotation if declared else None), None, None)[:2]
     kinds = typing.get_args(kind) or (kind,)
-    if int not in kinds and float not in kinds:
+    if option is None or (int not in kinds and float not in kinds):
         return ""
     least, most = option.min, option.max
     bounds = "" if least is None else f" of at least {least}" if most is None else f" from {least} to {most}"
@@ -88,8 +88,9 @@ def sentence_of(error: Any) -> str:
     if type(error).__name__ == "BadParameter" and error.param and (taken := _number_taken(context, error.param)):
         return f"{error.param.opts[0]} takes {taken}."
     if type(error).__name__ == "MissingParameter" and error.param.param_type_name == "argument":
-        what = f"{error.param.help[:1].lower()}{error.param.help[1:].removesuffix('.')}"
-        example = re.search(r"Example: (.+)", context.command.help)
+        told = error.param.help or ""
+        what = f"{told[:1].lower()}{told[1:].removesuffix('.')}"
+        example = re.search(r"Example: (.+)", context.command.help or "")
         return f"missing argument {error.param.metavar}: {what}{f', such as {example[1]}' if example else ''}."
     message: str = " ".join(error.format_message().split())
     if not message:

@@ -16,6 +16,7 @@ import torch
 from thinwire import peers
 from thinwire.cli._complaints import Complaint, unknown
 from thinwire.emulation import Links
+from thinwire.methods.strings import without_idle_masking
 from thinwire.recipes import RECIPES
 from thinwire.recipes.base import MissingData
 from thinwire.recipes.sharing import check_share
@@ -186,7 +187,8 @@ def _methods_then(config: dict[str, Any], folder: Path) -> list[str]:
     try:
         if not isinstance(methods, list) or len(methods) != len(specs):
             raise ValueError(f"it names {len(specs)} methods, and not as many in full")
-        return [peers.parse(str(method)).in_full_now(str(method)) for method in methods]
+        texts = [without_idle_masking(str(method)) for method in methods]
+        return [peers.parse(text).in_full_now(text) for text in texts]
     except ValueError as error:
         raise Complaint(f"'{folder}' cannot be resumed: {error}.") from error
 

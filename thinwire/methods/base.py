@@ -12,7 +12,7 @@ import torch
 
 from thinwire.layout import Layout
 from thinwire.memory import LocalClipping
-from thinwire.methods.strings import read_method, spell
+from thinwire.methods.strings import read_method, spell, without_idle_masking
 from thinwire.protocols import Aggregator, Memory
 from thinwire.transport import Net
 
@@ -107,7 +107,7 @@ class Method:
         """What a method of this kind that was saved ``in_full`` is in full now: options that came later mean what was
         before, which is their default or what ``came_later`` says. Anything else stays as it is."""
         try:
-            method = read_method(saved, {self.name: type(self)})
+            method = read_method(without_idle_masking(saved), {self.name: type(self)})
             given = {item.partition("=")[0].strip() for item in saved.partition(":")[2].split(",")}
             absent = {option: old for option, old in self.came_later.items() if option not in given}
             return replace(method, **absent).in_full

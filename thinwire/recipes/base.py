@@ -105,7 +105,7 @@ class Recipe(ABC):
         elif kind is int:
             wanted, fits = "a whole number of at least 1", value >= 1
         elif name == "clip_norm":
-            wanted, fits = "a number above 0", 0 < value < math.inf
+            wanted, fits = "a number above 0", value > 0  # inf: no clipping
         else:
             wanted, fits = "a number of at least 0", 0 <= value < math.inf
         if not fits:

@@ -154,13 +154,18 @@ class _Stateful:
         return self.state.square_sum("residual") if "residual" in self.kinds else 0.0
 
     def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
-        return {name: kept.to(torch.float32) for name, kept in self.state.named.get("residual", {}).items()}
+        kept = {name: kept.to(torch.float32) for name, kept in self.state.named.get("residual", {}).items()}
+        ratio = self.ratio
+        return kept if ratio is None else {name: e * ratio.rescale(name, rates[name]) for name, e in kept.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return self.state.state_dict()
+        rates = {"rates": dict(self.ratio.rates)} if self.ratio is not None else {}
+        return {**self.state.state_dict(), **rates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.state.load_state_dict(state)
+        if self.ratio is not None:
+            self.ratio.rates = dict(state.get("rates", {}))
 
 
 def apply_momentum(turn: Turn, velocity: Tensor, grad: Tensor) -> None:  # (n,) float32 both, changed in place
@@ -287,20 +292,6 @@ class MomentumCorrection(_Stateful):
                 sent = sent[(sent < span.start) | (sent >= span.stop)]
             zero_at(self.state.flat("velocity", turn.layout, x.device), sent)
 
-    def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
-        kept = super().leftover(rates)
-        ratio = self.ratio
-        return kept if ratio is None else {name: v * ratio.rescale(name, rates[name]) for name, v in kept.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        rates = {"rates": dict(self.ratio.rates)} if self.ratio is not None else {}
-        return {**super().state_dict(), **rates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        if self.ratio is not None:
-            self.ratio.rates = dict(state.get("rates", {}))
-
 
 class RescaledError(_Stateful):
     """dist-EF-blockSGDM, Algorithm 4 on the worker: m = mu m + g; p = q + (eta_{t-1} / eta_t) e; e = p - Delta.
@@ -332,16 +323,6 @@ class RescaledError(_Stateful):
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
         self.ratio.release(self._held, x)
-
-    def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
-        return {name: e * self.ratio.rescale(name, rates[name]) for name, e in super().leftover(rates).items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "rates": dict(self.ratio.rates)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.ratio.rates = dict(state.get("rates", {}))
 
 
 class LocalClipping:

@@ -23,6 +23,7 @@ from thinwire.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOP
 R20 = "--recipe cifar10-resnet20 --set precision=bf16"
 R20X8 = "--recipe cifar10-resnet20 --workers 8 --set precision=bf16"
 VGG = "--recipe cifar10-vgg16 --set precision=bf16"
+CNN = "--recipe cifar10-cifarnet --set precision=bf16"
 R110 = "--recipe cifar10-resnet110 --set precision=bf16"
 WARM = "warmup=388"  # four epochs of 97 steps
 DENSITY, VALUES, MASKING = PAPER_DGC.removeprefix("dgc:").split(",")
@@ -42,6 +43,7 @@ MASKED = "density=0.006,values=int8,factor_masking=true"
 GLOBAL = "density=0.006,values=int8,scope=model,factor_masking=true"  # the whole model's largest, and masked
 MASKED_GTOPK = "gtopk:density=0.01,momentum_correction=true,factor_masking=true"
 RESCALED_GTOPK = "gtopk:density=0.01,momentum_correction=true,lr_rescaling=true"
+MORE_GTOPK = "gtopk:density=0.03,momentum_correction=true"
 UNCORRECTED = f"{WARM},momentum_correction=false"  # as in gTop-k's paper
 PTB = "--recipe ptb-lstm --epochs 12"
 M30K = "--recipe multi30k-transformer --epochs 20"
@@ -74,7 +76,7 @@ RUNS: dict[str, str] = {
     "ptb-gtopk-s0": f"{PTB} --method gtopk:density=0.005,warmup=265,momentum_correction=true",
     "ptb-gtopk-plain-s0": f"{PTB} --method gtopk:density=0.005,warmup=265,momentum_correction=false",
     "ptb-gtopk-ours-s0": f"{PTB} --method gtopk:density=0.01,warmup=265,momentum_correction=true",
-    "ptb-gtopk-0.03-s0": f"{PTB} --method gtopk:density=0.03,warmup=265,momentum_correction=true",
+    "ptb-gtopk-0.03-s0": f"{PTB} --method {MORE_GTOPK},warmup=265",
     "ptb-dense-s0": f"{PTB} --method dense",
     # The largest elements of the whole model, and masking.
     "r110-global-s0": f"{R110} --epochs 30 --method dgc:{GLOBAL},{WARM}",
@@ -87,7 +89,12 @@ RUNS: dict[str, str] = {
     "vgg-gtopk-masked-s0": f"{VGG} --epochs 30 --method {MASKED_GTOPK},{WARM}",
     **seeds("r20-gtopk-masked", f"{R20} --epochs 30 --method {MASKED_GTOPK},{WARM}"),
     "ptb-gtopk-masked-s0": f"{PTB} --method {MASKED_GTOPK},warmup=265",
+    **seeds("r20-short-masked", f"{R20} --epochs 30 --method dgc:{MASKED},{WARM}"),
+    **seeds("r20-short-global", f"{R20} --epochs 30 --method dgc:{GLOBAL},{WARM}"),
+    "ptb-masked-s0": f"{PTB} --method dgc:{MASKED},warmup=265",
+    "an4-masked-s0": f"{AN4} --method dgc:{MASKED},warmup=116",
     # What waited keeps the learning rates of its own steps.
+    **seeds("r20-short-rescaled", f"{R20} --epochs 30 --method dgc:{RESCALED},{WARM}"),
     "r110-rescaled-s0": f"{R110} --epochs 30 --method dgc:{RESCALED},{WARM}",
     "vgg-rescaled-s0": f"{VGG} --epochs 30 --method dgc:{RESCALED},{WARM}",
     **seeds("r20l-rescaled", f"{R20} --epochs 100 --method dgc:{RESCALED},{WARM}"),
@@ -96,6 +103,12 @@ RUNS: dict[str, str] = {
     "vgg-gtopk-rescaled-s0": f"{VGG} --epochs 30 --method {RESCALED_GTOPK},{WARM}",
     **seeds("r20-gtopk-rescaled", f"{R20} --epochs 30 --method {RESCALED_GTOPK},{WARM}"),
     "ptb-gtopk-rescaled-s0": f"{PTB} --method {RESCALED_GTOPK},warmup=265",
+    # Twice the epochs.
+    "r110l-ours-s0": f"{R110} --epochs 60 --method {OURS}",
+    "r110l-masked-s0": f"{R110} --epochs 60 --method dgc:{MASKED},{WARM}",
+    "r110l-global-s0": f"{R110} --epochs 60 --method dgc:{GLOBAL},{WARM}",
+    "r110l-rescaled-s0": f"{R110} --epochs 60 --method dgc:{RESCALED},{WARM}",
+    "r110l-dense-s0": f"{R110} --epochs 60 --method dense",
     # dist-EF-blockSGDM: 8 workers of 32 images, with and without momentum (Figure 2).
     "r20x8-signum-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method signsgd:topology=server",
     "r20x8-blocksign-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method {SIGNS}",
@@ -112,12 +125,12 @@ RUNS: dict[str, str] = {
     "r20x8-still-dense-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method dense",
     # Local gradients (Tables 1 and 2, Figures 1 to 3).
     "m30k-dropping-s0": f"{M30K} --method dropping:{DROP}",
-    "m30k-partial-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=500",
+    **seeds("m30k-partial", f"{M30K} --method dropping:{DROP},local=partial,sync_every=500", 2),
     "m30k-partial-often-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=100",
-    "m30k-sum-s0": f"{M30K} --method dropping:{DROP},local=sum,sync_every=500",
+    **seeds("m30k-sum", f"{M30K} --method dropping:{DROP},local=sum,sync_every=500", 2),
     "m30k-error-s0": f"{M30K} --method dropping:{DROP},local=error,sync_every=500",
     "m30k-partial-never-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=1000000",
-    "m30k-dense-s0": f"{M30K} --method dense",
+    **seeds("m30k-dense", f"{M30K} --method dense", 2),
     # Values of 8 bits, and what each part of DGC is worth, over 60 epochs.
     **seeds("r20-int8", f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int8"),
     "r20-unmasked-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{WARM},{VALUES},factor_masking=false",
@@ -150,6 +163,9 @@ RUNS: dict[str, str] = {
     "r20-adam60-dense-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 60 --method dense",
     "r20-adam-terngrad-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 30 --method {TERN}",
     "r20-adam-dense-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 30 --method dense",
+    **seeds("cnn-terngrad", f"{CNN} --epochs 100 --method terngrad:dense_below=1,exclude=13.*,topology=server", 2),
+    **seeds("cnn-paper", f"{CNN} --epochs 100 --method {PAPER_TERNGRAD},topology=server", 2),
+    **seeds("cnn-dense", f"{CNN} --epochs 100 --method dense", 2),
     # TernGrad on MNIST, 64 images a step; 64 workers have 256 (Figure 3).
     "mnist-64-terngrad-s0": f"{MNIST} --set batch_size=256,lr=0.02 --workers 64 --method {MNIST_TERN}",
     **{f"mnist-{n}-terngrad-s0": f"{MNIST} --workers {n} --method {MNIST_TERN}" for n in (16, 8, 4, 2)},
@@ -166,6 +182,8 @@ RUNS: dict[str, str] = {
     "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method {PAPER_GTOPK},{WARM}",
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},momentum_correction=true,values=int8",
     **seeds("r20-gtopk-corrected", f"{R20} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true"),
+    **seeds("r20-gtopk-0.03-corrected", f"{R20} --epochs 30 --method {MORE_GTOPK},{WARM}"),
+    "vgg-gtopk-0.03-s0": f"{VGG} --epochs 30 --method {MORE_GTOPK},{WARM}",
     **seeds("r20-short-ours", f"{R20} --epochs 30 --method {OURS}"),
     # Fewer images a worker.
     "r20x8-16-blocksign-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {OUR_SIGNS}",

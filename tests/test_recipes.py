@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 NEED_DATA = [name for name, recipe in RECIPES.items() if recipe.needs_data]
 # The same code with a larger model: what trains `ptb-lstm` and `cifar10-resnet20` trains these.
-LARGE = ("ptb-lstm-1500", "cifar10-resnet110", "cifar10-vgg16")
+LARGE = ("ptb-lstm-1500", "cifar10-resnet110", "cifar10-vgg16", "cifar10-cifarnet")
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,8 +51,8 @@ def samples(batches: Iterator[tuple[Tensor, ...]], count: int) -> list[list[list
 
 def test_recipes_describe_themselves() -> None:
     assert list(RECIPES) == [
-        "digits", "shakespeare", "mnist-lenet", "cifar10-resnet20", "cifar10-resnet110", "cifar10-vgg16", "ptb-lstm",
-        "ptb-lstm-1500", "wikitext2-transformer", "multi30k-transformer", "multi30k-gru", "an4-gru",
+        "digits", "shakespeare", "mnist-lenet", "cifar10-resnet20", "cifar10-resnet110", "cifar10-vgg16", "cifar10-cifarnet",
+        "ptb-lstm", "ptb-lstm-1500", "wikitext2-transformer", "multi30k-transformer", "multi30k-gru", "an4-gru",
     ]  # fmt: skip
     for name, recipe in RECIPES.items():
         assert recipe.name == name and recipe.summary and recipe.__doc__ and recipe.epochs > 0

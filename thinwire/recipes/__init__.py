@@ -2,7 +2,7 @@
 
 from thinwire.recipes.an4 import An4Gru
 from thinwire.recipes.base import Batch, Metric, MissingData, Recipe
-from thinwire.recipes.cifar10 import Cifar10Resnet20, Cifar10Resnet110, Cifar10Vgg16
+from thinwire.recipes.cifar10 import Cifar10Cifarnet, Cifar10Resnet20, Cifar10Resnet110, Cifar10Vgg16
 from thinwire.recipes.digits import Digits
 from thinwire.recipes.mnist import MnistLenet
 from thinwire.recipes.multi30k import Multi30kGru, Multi30kTransformer
@@ -19,6 +19,7 @@ RECIPES: dict[str, type[Recipe]] = {
         Cifar10Resnet20,
         Cifar10Resnet110,
         Cifar10Vgg16,
+        Cifar10Cifarnet,
         PtbLstm,
         PtbLstm1500,
         Wikitext2Transformer,

@@ -41,6 +41,7 @@ OUR_SETTING = "density=0.006,factor_masking=false"  # DGC as it is by default, b
 RESCALED = "density=0.006,values=int8,factor_masking=false,lr_rescaling=true"
 MASKED = "density=0.006,values=int8,factor_masking=true"
 GLOBAL = "density=0.006,values=int8,scope=model,factor_masking=true"  # the whole model's largest, and masked
+MODEL = "density=0.006,values=int8,scope=model,factor_masking=false"
 MASKED_GTOPK = "gtopk:density=0.01,momentum_correction=true,factor_masking=true"
 RESCALED_GTOPK = "gtopk:density=0.01,momentum_correction=true,lr_rescaling=true"
 MORE_GTOPK = "gtopk:density=0.03,momentum_correction=true"
@@ -93,6 +94,18 @@ RUNS: dict[str, str] = {
     **seeds("r20-short-global", f"{R20} --epochs 30 --method dgc:{GLOBAL},{WARM}"),
     "ptb-masked-s0": f"{PTB} --method dgc:{MASKED},warmup=265",
     "an4-masked-s0": f"{AN4} --method dgc:{MASKED},warmup=116",
+    # The largest elements of the whole model, not masked.
+    "r110-model-s0": f"{R110} --epochs 30 --method dgc:{MODEL},{WARM}",
+    "vgg-model-s0": f"{VGG} --epochs 30 --method dgc:{MODEL},{WARM}",
+    **seeds("r20-short-model", f"{R20} --epochs 30 --method dgc:{MODEL},{WARM}"),
+    **seeds("r20l-model", f"{R20} --epochs 100 --method dgc:{MODEL},{WARM}"),
+    "ptb-model-s0": f"{PTB} --method dgc:{MODEL},warmup=265",
+    "an4-model-s0": f"{AN4} --method dgc:{MODEL},warmup=116",
+    # The same, rescaled.
+    "vgg-model-rescaled-s0": f"{VGG} --epochs 30 --method dgc:{MODEL},lr_rescaling=true,{WARM}",
+    **seeds("r20-short-model-rescaled", f"{R20} --epochs 30 --method dgc:{MODEL},lr_rescaling=true,{WARM}"),
+    "ptb-model-rescaled-s0": f"{PTB} --method dgc:{MODEL},lr_rescaling=true,warmup=265",
+    "an4-model-rescaled-s0": f"{AN4} --method dgc:{MODEL},lr_rescaling=true,warmup=116",
     # What waited keeps the learning rates of its own steps.
     **seeds("r20-short-rescaled", f"{R20} --epochs 30 --method dgc:{RESCALED},{WARM}"),
     "r110-rescaled-s0": f"{R110} --epochs 30 --method dgc:{RESCALED},{WARM}",
@@ -154,6 +167,8 @@ RUNS: dict[str, str] = {
     # What a thin link feels most of DGC is its warm-up: one epoch of it instead of four; and what PowerSGD really does.
     "vgg-dgc-brief-s0": f"{VGG} --epochs 30 --method dgc:{PAPER},warmup=97,{VALUES}",
     "vgg-powersgd-s0": f"{VGG} --epochs 30 --method powersgd:rank=1",
+    "vgg-powersgd-warm-s0": f"{VGG} --epochs 30 --method powersgd:rank=1,{WARM}",
+    "vgg-powersgd-4-s0": f"{VGG} --epochs 30 --method powersgd:rank=4",
     # TernGrad: momentum and Adam, and without its two parts (Table 1, section 3.2).
     "r20-terngrad-s0": f"{R20} --epochs 30 --method {TERN}",
     "r20-terngrad-noclip-s0": f"{R20} --epochs 30 --method {TERN},clip_sigma=none",
@@ -183,6 +198,9 @@ RUNS: dict[str, str] = {
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},momentum_correction=true,values=int8",
     **seeds("r20-gtopk-corrected", f"{R20} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true"),
     **seeds("r20-gtopk-0.03-corrected", f"{R20} --epochs 30 --method {MORE_GTOPK},{WARM}"),
+    "r110-gtopk-0.03-s0": f"{R110} --epochs 30 --method {MORE_GTOPK},{WARM}",
+    **seeds("r20-gtopk-0.03-rescaled", f"{R20} --epochs 30 --method {MORE_GTOPK},lr_rescaling=true,{WARM}"),
+    "ptb-gtopk-0.03-rescaled-s0": f"{PTB} --method {MORE_GTOPK},lr_rescaling=true,warmup=265",
     "vgg-gtopk-0.03-s0": f"{VGG} --epochs 30 --method {MORE_GTOPK},{WARM}",
     **seeds("r20-short-ours", f"{R20} --epochs 30 --method {OURS}"),
     # Fewer images a worker.

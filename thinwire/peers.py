@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -64,16 +64,26 @@ class _Group:
 
 
 class _Done:
-    """Work that has been done."""
+    """Work that has been done, and its own future.
 
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors
+    What follows runs at once, in the caller's thread and on its stream. torch's futures would run it on a stream of
+    their own, and ranks that are threads rely on one stream to keep their work in order.
+    """
 
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        devices: Any = [self.tensors[0].device] if self.tensors[0].is_cuda else None
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=devices)
-        future.set_result(self.tensors)
-        return future
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get_future(self) -> _Done:
+        return self
+
+    def then(self, following: Callable[[_Done], Any]) -> _Done:
+        return _Done(following(self))
+
+    def value(self) -> Any:
+        return self._value
+
+    def wait(self) -> Any:
+        return self._value
 
 
 @dataclass

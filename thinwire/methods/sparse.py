@@ -175,7 +175,7 @@ class GTopK(Method):
     """
 
     name: ClassVar[str] = "gtopk"
-    density: float = 0.01
+    density: float = 0.03
     warmup: Warmup = None
     momentum_correction: bool | None = None
     factor_masking: bool = False

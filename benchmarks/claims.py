@@ -42,8 +42,6 @@ RESCALED = "density=0.006,values=int8,factor_masking=false,lr_rescaling=true"
 MASKED = "density=0.006,values=int8,factor_masking=true"
 GLOBAL = "density=0.006,values=int8,scope=model,factor_masking=true"  # the whole model's largest, and masked
 MODEL = "density=0.006,values=int8,scope=model,factor_masking=false"
-MASKED_GTOPK = "gtopk:density=0.01,momentum_correction=true,factor_masking=true"
-RESCALED_GTOPK = "gtopk:density=0.01,momentum_correction=true,lr_rescaling=true"
 MORE_GTOPK = "gtopk:density=0.03,momentum_correction=true"
 UNCORRECTED = f"{WARM},momentum_correction=false"  # as in gTop-k's paper
 PTB = "--recipe ptb-lstm --epochs 12"
@@ -66,7 +64,6 @@ RUNS: dict[str, str] = {
     **seeds("r20l-fp32", f"{R20} --epochs 100 --method dgc:{OUR_SETTING},{WARM},values=fp32"),
     "r20l-int4-s0": f"{R20} --epochs 100 --method dgc:{OUR_SETTING},{WARM},values=int4",
     "r20l-cold-s0": f"{R20} --epochs 100 --method dgc:{OUR_SETTING},values=int8",
-    "r20l-masked-s0": f"{R20} --epochs 100 --method dgc:density=0.006,{WARM},values=int8,factor_masking=true",
     "r20l-gtopk-s0": f"{R20} --epochs 100 --method gtopk:density=0.01,{WARM},momentum_correction=true",
     "an4-dgc-s0": f"{AN4} --method dgc:{PAPER},warmup=116,{VALUES}",
     "an4-ours-s0": f"{AN4} --method dgc:{OUR_SETTING},warmup=116,values=int8",
@@ -79,49 +76,33 @@ RUNS: dict[str, str] = {
     "ptb-gtopk-ours-s0": f"{PTB} --method gtopk:density=0.01,warmup=265,momentum_correction=true",
     "ptb-gtopk-0.03-s0": f"{PTB} --method {MORE_GTOPK},warmup=265",
     "ptb-dense-s0": f"{PTB} --method dense",
-    # The largest elements of the whole model, and masking.
-    "r110-global-s0": f"{R110} --epochs 30 --method dgc:{GLOBAL},{WARM}",
-    "vgg-global-s0": f"{VGG} --epochs 30 --method dgc:{GLOBAL},{WARM}",
-    **seeds("r20l-global", f"{R20} --epochs 100 --method dgc:{GLOBAL},{WARM}"),
-    "ptb-global-s0": f"{PTB} --method dgc:{GLOBAL},warmup=265",
-    "an4-global-s0": f"{AN4} --method dgc:{GLOBAL},warmup=116",
-    "r110-masked-s0": f"{R110} --epochs 30 --method dgc:{MASKED},{WARM}",
-    "vgg-masked-s0": f"{VGG} --epochs 30 --method dgc:{MASKED},{WARM}",
-    "vgg-gtopk-masked-s0": f"{VGG} --epochs 30 --method {MASKED_GTOPK},{WARM}",
-    **seeds("r20-gtopk-masked", f"{R20} --epochs 30 --method {MASKED_GTOPK},{WARM}"),
-    "ptb-gtopk-masked-s0": f"{PTB} --method {MASKED_GTOPK},warmup=265",
-    **seeds("r20-short-masked", f"{R20} --epochs 30 --method dgc:{MASKED},{WARM}"),
-    **seeds("r20-short-global", f"{R20} --epochs 30 --method dgc:{GLOBAL},{WARM}"),
-    "ptb-masked-s0": f"{PTB} --method dgc:{MASKED},warmup=265",
-    "an4-masked-s0": f"{AN4} --method dgc:{MASKED},warmup=116",
-    # The largest elements of the whole model, not masked.
+    # The largest elements of the whole model; masking; what waited keeps the learning rates of its own steps.
     "r110-model-s0": f"{R110} --epochs 30 --method dgc:{MODEL},{WARM}",
-    "vgg-model-s0": f"{VGG} --epochs 30 --method dgc:{MODEL},{WARM}",
-    **seeds("r20-short-model", f"{R20} --epochs 30 --method dgc:{MODEL},{WARM}"),
-    **seeds("r20l-model", f"{R20} --epochs 100 --method dgc:{MODEL},{WARM}"),
-    "ptb-model-s0": f"{PTB} --method dgc:{MODEL},warmup=265",
-    "an4-model-s0": f"{AN4} --method dgc:{MODEL},warmup=116",
-    # The same, rescaled.
-    "vgg-model-rescaled-s0": f"{VGG} --epochs 30 --method dgc:{MODEL},lr_rescaling=true,{WARM}",
-    **seeds("r20-short-model-rescaled", f"{R20} --epochs 30 --method dgc:{MODEL},lr_rescaling=true,{WARM}"),
-    "ptb-model-rescaled-s0": f"{PTB} --method dgc:{MODEL},lr_rescaling=true,warmup=265",
-    "an4-model-rescaled-s0": f"{AN4} --method dgc:{MODEL},lr_rescaling=true,warmup=116",
-    # What waited keeps the learning rates of its own steps.
-    **seeds("r20-short-rescaled", f"{R20} --epochs 30 --method dgc:{RESCALED},{WARM}"),
+    "r110-global-s0": f"{R110} --epochs 30 --method dgc:{GLOBAL},{WARM}",
+    "r110-masked-s0": f"{R110} --epochs 30 --method dgc:{MASKED},{WARM}",
     "r110-rescaled-s0": f"{R110} --epochs 30 --method dgc:{RESCALED},{WARM}",
+    "vgg-model-s0": f"{VGG} --epochs 30 --method dgc:{MODEL},{WARM}",
+    "vgg-model-rescaled-s0": f"{VGG} --epochs 30 --method dgc:{MODEL},lr_rescaling=true,{WARM}",
+    "vgg-global-s0": f"{VGG} --epochs 30 --method dgc:{GLOBAL},{WARM}",
+    "vgg-masked-s0": f"{VGG} --epochs 30 --method dgc:{MASKED},{WARM}",
     "vgg-rescaled-s0": f"{VGG} --epochs 30 --method dgc:{RESCALED},{WARM}",
+    **seeds("r20-short-model", f"{R20} --epochs 30 --method dgc:{MODEL},{WARM}"),
+    **seeds("r20-short-model-rescaled", f"{R20} --epochs 30 --method dgc:{MODEL},lr_rescaling=true,{WARM}"),
+    **seeds("r20-short-rescaled", f"{R20} --epochs 30 --method dgc:{RESCALED},{WARM}"),
+    **seeds("r20l-model", f"{R20} --epochs 100 --method dgc:{MODEL},{WARM}"),
     **seeds("r20l-rescaled", f"{R20} --epochs 100 --method dgc:{RESCALED},{WARM}"),
+    "ptb-model-s0": f"{PTB} --method dgc:{MODEL},warmup=265",
+    "ptb-global-s0": f"{PTB} --method dgc:{GLOBAL},warmup=265",
     "ptb-rescaled-s0": f"{PTB} --method dgc:{RESCALED},warmup=265",
+    "an4-model-s0": f"{AN4} --method dgc:{MODEL},warmup=116",
+    "an4-model-rescaled-s0": f"{AN4} --method dgc:{MODEL},lr_rescaling=true,warmup=116",
+    "an4-global-s0": f"{AN4} --method dgc:{GLOBAL},warmup=116",
     "an4-rescaled-s0": f"{AN4} --method dgc:{RESCALED},warmup=116",
-    "vgg-gtopk-rescaled-s0": f"{VGG} --epochs 30 --method {RESCALED_GTOPK},{WARM}",
-    **seeds("r20-gtopk-rescaled", f"{R20} --epochs 30 --method {RESCALED_GTOPK},{WARM}"),
-    "ptb-gtopk-rescaled-s0": f"{PTB} --method {RESCALED_GTOPK},warmup=265",
-    # Twice the epochs.
-    "r110l-ours-s0": f"{R110} --epochs 60 --method {OURS}",
-    "r110l-masked-s0": f"{R110} --epochs 60 --method dgc:{MASKED},{WARM}",
-    "r110l-global-s0": f"{R110} --epochs 60 --method dgc:{GLOBAL},{WARM}",
-    "r110l-rescaled-s0": f"{R110} --epochs 60 --method dgc:{RESCALED},{WARM}",
-    "r110l-dense-s0": f"{R110} --epochs 60 --method dense",
+    # ResNet-110 with half the learning rate: at 0.2 dense itself begins with losses above that of guessing.
+    "r110-half-dense-s0": f"{R110},lr=0.1 --epochs 30 --method dense",
+    "r110-half-ours-s0": f"{R110},lr=0.1 --epochs 30 --method {OURS}",
+    "r110-half-model-s0": f"{R110},lr=0.1 --epochs 30 --method dgc:{MODEL},{WARM}",
+    "r110-half-masked-s0": f"{R110},lr=0.1 --epochs 30 --method dgc:{MASKED},{WARM}",
     # dist-EF-blockSGDM: 8 workers of 32 images, with and without momentum (Figure 2).
     "r20x8-signum-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method signsgd:topology=server",
     "r20x8-blocksign-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method {SIGNS}",
@@ -199,8 +180,7 @@ RUNS: dict[str, str] = {
     **seeds("r20-gtopk-corrected", f"{R20} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true"),
     **seeds("r20-gtopk-0.03-corrected", f"{R20} --epochs 30 --method {MORE_GTOPK},{WARM}"),
     "r110-gtopk-0.03-s0": f"{R110} --epochs 30 --method {MORE_GTOPK},{WARM}",
-    **seeds("r20-gtopk-0.03-rescaled", f"{R20} --epochs 30 --method {MORE_GTOPK},lr_rescaling=true,{WARM}"),
-    "ptb-gtopk-0.03-rescaled-s0": f"{PTB} --method {MORE_GTOPK},lr_rescaling=true,warmup=265",
+    "r20x8-gtopk-0.03-s0": f"{R20} --workers 8 --epochs 30 --method {MORE_GTOPK},{WARM}",
     "vgg-gtopk-0.03-s0": f"{VGG} --epochs 30 --method {MORE_GTOPK},{WARM}",
     **seeds("r20-short-ours", f"{R20} --epochs 30 --method {OURS}"),
     # Fewer images a worker.

@@ -28,8 +28,10 @@ METHODS = {
     "the model's largest, masked": f"dgc:{WARM},scope=model,factor_masking=true",
     "each tensor's largest, rescaled": f"dgc:{WARM},lr_rescaling=true",
     "the model's largest, masked, rescaled": f"dgc:{WARM},scope=model,factor_masking=true,lr_rescaling=true",
-    "the largest of all ranks": f"gtopk:{WARM}",
-    "the largest of all ranks, masked": f"gtopk:{WARM},factor_masking=true",
+    "the largest of all ranks": f"gtopk:{WARM},density=0.01",
+    "the largest of all ranks, masked": f"gtopk:{WARM},density=0.01,factor_masking=true",
+    "PowerSGD, rank 1": "powersgd:rank=1",
+    "PowerSGD, rank 4": "powersgd:rank=4",
 }
 WIDTHS = ((16, 16), (32, 32), (64, 64, 64), (128, 128, 128), (128, 128, 128))  # a quarter of VGG-16's
 

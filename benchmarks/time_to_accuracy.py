@@ -24,6 +24,9 @@ METHODS = (
     ("dense", "vgg-dense-s0", True),
     ("dense:dtype=bf16", "vgg-dense-s0", False),
     ("powersgd-1", "vgg-dense-s0", False),
+    ("dgc:scope=model", "vgg-model-s0", True),
+    ("dgc", "vgg-ours-s0", True),
+    ("gtopk", "vgg-gtopk-0.03-s0", True),
     (PAPER_DGC, "vgg-dgc-s0", True),
     (PAPER_GTOPK, "vgg-gtopk-s0", True),
 )

@@ -19,6 +19,7 @@ struct Segment {
   float decay;
   int32_t nesterov;
   float threshold;  // +inf: collect nothing here
+  float ratio;      // of v before anything is added
 };
 
 // u = m u + d, v = v + u (or v + m u + d), d = g + decay w; without velocity v = v + g. Returns whether some |v| reaches
@@ -60,6 +61,11 @@ int update_block(const float* __restrict g, const float* __restrict w, float* __
     }
   }
   return hit;
+}
+
+THINWIRE_CLONES
+void scale_block(float* v, int64_t n, float ratio) {
+  for (int64_t i = 0; i < n; ++i) v[i] *= ratio;
 }
 
 // Writes the places, from `base` on, of the elements of a block that reach the threshold, and returns their number. One
@@ -111,20 +117,22 @@ THINWIRE_API int64_t tw_first_nonfinite(int64_t num_parts, const uint64_t* parts
   return -1;
 }
 
-// Updates u (may be null) and v from the segments' gradients and lists, in rising order, the flat indices of elements that
+// Updates u (may be null) and v, which is multiplied by the segments' ratios (may be null) before, from the segments'
+// gradients and lists, in rising order, the flat indices of elements that
 // reach their segment's threshold. Returns their number, or -1 when they are more than `capacity`, or than the `room` for
 // putting them in order holds (the update is done in any case).
 THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, const uint64_t* weights,
                                    const int64_t* numels, const int64_t* starts, const float* momentum,
-                                   const float* decay, const int32_t* nesterov, const float* thresholds, float* u,
-                                   float* v, uint32_t* room, int64_t room_entries, uint32_t* found,
+                                   const float* decay, const int32_t* nesterov, const float* thresholds,
+                                   const float* ratios, float* u, float* v, uint32_t* room, int64_t room_entries, uint32_t* found,
                                    int64_t capacity, int threads) {
   std::vector<Segment> segments(num_segments);
   std::vector<int64_t> ends(num_segments);
   int64_t total = 0;
   for (int64_t s = 0; s < num_segments; ++s) {
     segments[s] = {reinterpret_cast<const float*>(grads[s]), reinterpret_cast<const float*>(weights[s]), numels[s],
-                   starts[s], momentum[s], decay[s], nesterov[s], thresholds[s]};
+                   starts[s], momentum[s], decay[s], nesterov[s], thresholds[s],
+                   ratios == nullptr ? 1.0f : ratios[s]};
     total += numels[s];
     ends[s] = total;
   }
@@ -141,6 +149,8 @@ THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, 
       for (int64_t i = inside; i < stop; i += kBlock) {
         int64_t n = std::min(kBlock, stop - i);
         const float* w = segment.weight == nullptr ? nullptr : segment.weight + i;
+        // While the block is in the nearest cache, so that memory is read and written once.
+        if (segment.ratio != 1.0f) scale_block(vs + i, n, segment.ratio);
         int hit = update_block(segment.grad + i, w, us == nullptr ? nullptr : us + i, vs + i, n, segment.momentum,
                                segment.decay, segment.nesterov, segment.threshold);
         // Beyond its room the list is of no use: only the update goes on.

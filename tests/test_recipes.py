@@ -51,8 +51,9 @@ def samples(batches: Iterator[tuple[Tensor, ...]], count: int) -> list[list[list
 
 def test_recipes_describe_themselves() -> None:
     assert list(RECIPES) == [
-        "digits", "shakespeare", "mnist-lenet", "cifar10-resnet20", "cifar10-resnet110", "cifar10-vgg16", "cifar10-cifarnet",
-        "ptb-lstm", "ptb-lstm-1500", "wikitext2-transformer", "multi30k-transformer", "multi30k-gru", "an4-gru",
+        "digits", "shakespeare", "mnist-lenet", "cifar10-resnet20", "cifar10-resnet110", "cifar10-vgg16",
+        "cifar10-cifarnet", "ptb-lstm", "ptb-lstm-1500", "wikitext2-transformer", "multi30k-transformer",
+        "multi30k-gru", "an4-gru",
     ]  # fmt: skip
     for name, recipe in RECIPES.items():
         assert recipe.name == name and recipe.summary and recipe.__doc__ and recipe.epochs > 0

@@ -314,7 +314,8 @@ def test_figures_without_matplotlib_say_what_to_install(
 
 
 @pytest.mark.parametrize("method", ["dense", "dgc:density=0.006,warmup=388,values=int8,factor_masking=false", "x" * 50])
-def test_long_methods_are_broken_beside_their_bars(method: str) -> None:
-    lines = figures._broken(method).split("\n")
+@pytest.mark.parametrize("width", [figures.LABEL_WIDTH, figures.LEGEND_WIDTH])
+def test_long_methods_are_broken_into_lines(method: str, width: int) -> None:
+    lines = figures._broken(method, width).split("\n")
     assert "".join(lines) == method
-    assert all(len(line) <= figures.LABEL_WIDTH or not re.search("[,:].", line) for line in lines)
+    assert all(len(line) <= width or not re.search("[,:].", line) for line in lines)

@@ -118,7 +118,13 @@ class _Stateful:
         raise AssertionError("every memory says how it compensates")
 
     def _accumulate(
-        self, turn: Turn, grad: Gradient, scout: Scout | None, *, with_velocity: bool
+        self,
+        turn: Turn,
+        grad: Gradient,
+        scout: Scout | None,
+        *,
+        with_velocity: bool,
+        ratios: Sequence[float] | None = None,
     ) -> Tensor:  # -> (n,) the residual
         parts = as_parts(turn.layout, grad)
         residual = self.state.flat("residual", turn.layout, parts[0].device)
@@ -132,6 +138,7 @@ class _Stateful:
             scout.capacity if scout else 0,
             turn.alarm.flag,
             (scout.room.listing, scout.room.places) if scout is not None and scout.room is not None else None,
+            ratios,
         )
         if scout is not None:
             scout.found = found
@@ -274,13 +281,12 @@ class MomentumCorrection(_Stateful):
         self._held: list[tuple[slice, Tensor]] = []
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        ratios = None
         if self.ratio is not None:
             residual = self.state.flat("residual", turn.layout, as_parts(turn.layout, grad)[0].device)
             self._held = self.ratio.hold(turn, residual)
-            changed = [(residual[s.span], ratio) for s, ratio in self.ratio.advance(turn) if ratio != 1.0]
-            if changed:
-                torch._foreach_mul_([part for part, _ in changed], [ratio for _, ratio in changed])
-        return self._accumulate(turn, grad, scout, with_velocity=True)
+            ratios = [ratio for _, ratio in self.ratio.advance(turn)]
+        return self._accumulate(turn, grad, scout, with_velocity=True, ratios=ratios)
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)

@@ -210,10 +210,17 @@ def accumulate(
     capacity: int,
     flag: Tensor | None = None,
     room: tuple[Tensor, Tensor] | None = None,
+    ratios: Sequence[float] | None = None,
 ) -> Any:
-    if room is not None:  # only native
-        return cpu.accumulate(parts, segments, velocity, residual, thresholds, capacity, flag, room)
-    return _home(residual).accumulate(parts, segments, velocity, residual, thresholds, capacity, flag)
+    """With ``ratios``, one a part, the residual is multiplied by them before: natively in the same pass."""
+    home = _home(residual)
+    if home is cpu:
+        return cpu.accumulate(parts, segments, velocity, residual, thresholds, capacity, flag, room, ratios)
+    assert room is None, "only native"
+    if ratios is not None and any(ratio != 1.0 for ratio in ratios):
+        spans = [residual[at : at + part.numel()] for at, part in zip(segments.starts, parts, strict=True)]
+        torch._foreach_mul_(spans, list(ratios))
+    return home.accumulate(parts, segments, velocity, residual, thresholds, capacity, flag)
 
 
 def search(

@@ -118,6 +118,7 @@ def accumulate(
     capacity: int,
     flag: Tensor | None = None,
     room: tuple[Tensor, Tensor] | None = None,
+    ratios: Sequence[float] | None = None,
 ) -> Tensor | None:
     """With ``room``, the places are int32 and lie in the second tensor; the first, longer by ``listing_entries``, is
     used on the way and free afterwards."""
@@ -134,7 +135,7 @@ def accumulate(
             [entries, capacity if collecting else 0]
         )
     count = native.lib().tw_accumulate(
-        len(parts), *tables, limits,
+        len(parts), *tables, limits, floats(ratios) if ratios is not None else None,
         velocity.data_ptr() if velocity is not None else None, residual.data_ptr(), listing.data_ptr(),
         listing.numel() if collecting else 0, found.data_ptr(), capacity if collecting else 0, native.threads(),
     )  # fmt: skip

@@ -22,6 +22,8 @@ PHASE_COLOURS = {
 }
 SIZE = (4.2, 3.0)  # inches: a column and a half
 LABEL_SIZE, LABEL_WIDTH = 7.5, 20  # of a method beside its bar: points, characters a line
+LEGEND_WIDTH = 62  # characters a line: wider ones would run out of the picture
+LEGEND_ROWS, LEGEND_LINE = 3, 0.15  # what SIZE has room for, and inches for each row more
 X_AXES = {"step": "steps", "seconds": "seconds", "bytes": "MB sent by a worker"}
 
 
@@ -110,11 +112,11 @@ def _curves(axes: Any, section: dict[str, Any], value: str, x: str, styles: dict
     _legend(axes)
 
 
-def _broken(method: str) -> str:
-    """A method's string in lines of about LABEL_WIDTH characters, broken behind its commas and its colon."""
+def _broken(method: str, width: int = LABEL_WIDTH) -> str:
+    """A method's string in lines of about ``width`` characters, broken behind its commas and its colon."""
     lines = [""]
     for piece in re.findall(r"[^,:]+[,:]?", method):
-        if lines[-1] and len(lines[-1]) + len(piece) > LABEL_WIDTH:
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
             lines.append("")
         lines[-1] += piece
     return "\n".join(lines)
@@ -178,7 +180,10 @@ def _as_number(value: float, _: int) -> str:
 
 def _legend(axes: Any) -> None:
     """Above the axes, where it hides nothing."""
-    names = axes.get_legend_handles_labels()[1]
+    handles, names = axes.get_legend_handles_labels()
     if names:
         columns = 1 if max(map(len, names)) > 32 else 2
-        axes.figure.legend(frameon=False, loc="outside upper left", ncols=columns)
+        lines = [_broken(name, LEGEND_WIDTH) for name in names]
+        rows = sum(1 + line.count("\n") for line in lines) / columns
+        axes.figure.set_figheight(SIZE[1] + LEGEND_LINE * max(0.0, rows - LEGEND_ROWS))
+        axes.figure.legend(handles, lines, frameon=False, loc="outside upper left", ncols=columns)

@@ -8,7 +8,7 @@ NEIGHBOURS = 9  # channels that a response is normalised by
 
 
 def cifarnet(num_classes: int = 10) -> nn.Module:
-    """(B, 3, 32, 32) to (B, num_classes): two convolutions of 5 x 5 with pooling and normalised responses, three dense layers."""
+    """(B, 3, 32, 32) to (B, num_classes): two convolutions of 5 x 5, pooled and normalised, and three dense layers."""
     return nn.Sequential(
         nn.Conv2d(3, 64, 5, padding=2),
         nn.ReLU(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from thinwire import kernels
 from thinwire.kernels import cpu, cpu_lists, lists, native, reference
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library: {native.why_not()}")
@@ -37,6 +38,28 @@ def test_what_reaches_a_threshold_is_listed(
             assert torch.equal(residual, torch.cat(parts))
             assert (found is None) == (room < wanted.numel())
             assert found is None or torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("velocity", [False, True])
+def test_what_waited_is_rescaled_in_the_same_pass(
+    threads: int, velocity: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits of a pass of its own before, in both homes, and the list is of what is there afterwards."""
+    monkeypatch.setattr(native, "threads", lambda: threads)
+    numels, ratios = (1000, 127, 70_001), (1.0, 1.25, 1 / 3)
+    parts, rows = [noise(numel, numel) for numel in numels], segments(*numels)
+    expected, u = noise(sum(numels), 7), noise(sum(numels), 8) if velocity else None
+    for start, numel, ratio in zip(rows.starts, numels, ratios, strict=True):
+        expected[start : start + numel] *= ratio
+    cpu.accumulate(parts, rows, u.clone() if u is not None else None, expected, None, 0)
+    for home in (cpu, reference):
+        monkeypatch.setattr(kernels, "_kernels", lambda _, home=home: home)
+        residual = noise(sum(numels), 7)
+        mine = u.clone() if u is not None else None
+        found = kernels.accumulate(parts, rows, mine, residual, [2.5] * 3, 100_000, ratios=ratios)
+        assert torch.equal(residual, expected), home
+        assert torch.equal(found, torch.nonzero(expected.abs() >= 2.5).flatten()), home
 
 
 @pytest.mark.parametrize("levels", [1, 3, 1000, 10**9])

@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 
 import thinwire
 from thinwire import cost
+from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
 from thinwire.probe import Link
 
@@ -59,8 +60,8 @@ def gtopk_figure_9() -> Any:
         ("DenseAllReduce (paper)", "dense", "v-", lambda p, m: cost.gtopk_dense_s(p, m)),
         ("TopKAllReduce (paper)", "top-k", "o-", lambda p, m: cost.gtopk_topk_s(p, m, 0.001)),
         ("gTopKAllReduce (paper)", "gTop-k", "s-", lambda p, m: cost.gtopk_gtopk_s(p, m, 0.001)),
-        ("thinwire DGC", "DGC", "^--", lambda p, m: ours_s("dgc", round(m / 4), p, link)),
-        ("thinwire GTopK", "ours", "D--", lambda p, m: ours_s("gtopk", round(m / 4), p, link)),
+        ("thinwire DGC", "DGC", "^--", lambda p, m: ours_s(PAPER_DGC, round(m / 4), p, link)),
+        ("thinwire GTopK", "ours", "D--", lambda p, m: ours_s(PAPER_GTOPK, round(m / 4), p, link)),
     ]
     for label, colour, mark, seconds in lines:
         left.plot(WORKERS, [1e3 * seconds(p, 100 * MB) for p in WORKERS], mark, label=label, color=COLOURS[colour])
@@ -145,8 +146,8 @@ def dgc_figure_4() -> Any:
             curves: Sequence[tuple[str, str, list[float]]] = (
                 ("dense", "dense", [cost.speedup_over_one_node(j, one_s, 4 * params, rate) for j in nodes]),
                 ("DGC (paper)", "DGC", [cost.speedup_over_one_node(j, one_s, 4 * params, rate, 0.001) for j in nodes]),
-                ("thinwire DGC", "top-k", [j * one_s / (one_s + ours_s("dgc", params, j, link)) for j in nodes]),
-                ("thinwire GTopK", "ours", [j * one_s / (one_s + ours_s("gtopk", params, j, link)) for j in nodes]),
+                ("thinwire DGC", "top-k", [j * one_s / (one_s + ours_s(PAPER_DGC, params, j, link)) for j in nodes]),
+                ("thinwire GTopK", "ours", [j * one_s / (one_s + ours_s(PAPER_GTOPK, params, j, link)) for j in nodes]),
             )
             for label, colour, values in curves:
                 style = "-" if model == "AlexNet" else "--"

@@ -117,9 +117,8 @@ THINWIRE_API int64_t tw_first_nonfinite(int64_t num_parts, const uint64_t* parts
   return -1;
 }
 
-// Updates u (may be null) and v, which is multiplied by the segments' ratios (may be null) before, from the segments'
-// gradients and lists, in rising order, the flat indices of elements that
-// reach their segment's threshold. Returns their number, or -1 when they are more than `capacity`, or than the `room` for
+// Multiplies v by the segments' ratios (may be null), updates u (may be null) and v from their gradients and lists, in
+// rising order, the flat indices of elements that reach their segment's threshold. Returns their number, or -1 when they are more than `capacity`, or than the `room` for
 // putting them in order holds (the update is done in any case).
 THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, const uint64_t* weights,
                                    const int64_t* numels, const int64_t* starts, const float* momentum,

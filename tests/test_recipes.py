@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 NEED_DATA = [name for name, recipe in RECIPES.items() if recipe.needs_data]
 # The same code with a larger model: what trains `ptb-lstm` and `cifar10-resnet20` trains these.
-LARGE = ("ptb-lstm-1500", "cifar10-resnet110", "cifar10-vgg16", "cifar10-cifarnet")
+LARGE = ("ptb-lstm-1500", "cifar10-resnet110", "cifar10-vgg16")
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -61,6 +61,12 @@ def test_recipes_describe_themselves() -> None:
         assert thinwire.parse_method(recipe.default_method)
         assert set(recipe.lr_factors) <= set(thinwire.METHODS)
         assert all(hasattr(recipe, setting) for setting in recipe.settings)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in LARGE])
+def test_what_a_recipes_method_leaves_dense_is_there(name: str, folder: Path) -> None:
+    names = [name for name, _ in small(name, folder).model().named_parameters()]
+    thinwire.parse_method(RECIPES[name].default_method).check_exclude(names)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -26,6 +26,7 @@ SPECS = (
     "terngrad",
     "blocksign",
     "dropping:density=0.05,local=partial,sync_every=20",
+    "powersgd:rank=2",
 )
 
 

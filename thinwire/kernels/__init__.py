@@ -213,14 +213,15 @@ def accumulate(
     ratios: Sequence[float] | None = None,
 ) -> Any:
     """With ``ratios``, one a part, the residual is multiplied by them before: natively in the same pass."""
-    home = _home(residual)
-    if home is cpu:
+    if _home(residual) is cpu:
         return cpu.accumulate(parts, segments, velocity, residual, thresholds, capacity, flag, room, ratios)
     assert room is None, "only native"
-    if ratios is not None and any(ratio != 1.0 for ratio in ratios):
-        spans = [residual[at : at + part.numel()] for at, part in zip(segments.starts, parts, strict=True)]
-        torch._foreach_mul_(spans, list(ratios))
-    return home.accumulate(parts, segments, velocity, residual, thresholds, capacity, flag)
+    if ratios is not None:
+        rows = zip(ratios, segments.starts, parts, strict=True)
+        changed = [(ratio, residual[at : at + part.numel()]) for ratio, at, part in rows if ratio != 1.0]
+        if changed:
+            torch._foreach_mul_([span for _, span in changed], [ratio for ratio, _ in changed])
+    return _home(residual).accumulate(parts, segments, velocity, residual, thresholds, capacity, flag)
 
 
 def search(

@@ -18,6 +18,8 @@ from thinwire.kernels.reference import Runs
 
 I64, I32, U32, F32, _PTR = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p
 
+_ABI = 2  # tw_abi(): a library that was built before its functions changed would be called with wrong arguments
+
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_accumulate": (I64, [I64] + [_PTR] * 12 + [I64, _PTR, I64, I32]),
     "tw_first_nonfinite": (I64, [I64, _PTR, _PTR, I32]),
@@ -53,6 +55,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_rice_unary_bits_of": (None, [_PTR, I64, I32, I32, _PTR]),
     "tw_rice_encode_of": (None, [_PTR, I64, I32, _PTR, _PTR]),
     "tw_rice_indices": (None, [I64] + [_PTR] * 6 + [I64, _PTR, I32, _PTR, I32]),
+    "tw_abi": (I32, []),
     "tw_vectors": (ctypes.c_char_p, []),
 }
 
@@ -71,6 +74,8 @@ def load(path: Path) -> ctypes.CDLL | str:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as problem:  # AttributeError: a library of another version lacks a function
         return f"the native library could not be loaded: {problem}"
+    if loaded.tw_abi() != _ABI:
+        return f"the native library {path} was built from other sources; reinstall thinwire"
     return loaded
 
 

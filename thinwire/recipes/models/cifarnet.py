@@ -1,4 +1,4 @@
-"""CifarNet, the network of TernGrad's Table 1, for 32 x 32 images: 1,756,426 parameters."""
+"""A CifarNet after TernGrad's Table 1, for 32 x 32 images: 1,756,426 parameters."""
 
 from __future__ import annotations
 

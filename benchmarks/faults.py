@@ -135,7 +135,10 @@ def kill_until(kills: int, launcher: str, spec: str, folder: Path, log: Path, di
                         time.sleep(0.005)
                 time.sleep(dice.uniform(0, 1.0 if early else 0.4))
                 alive = [pid for pid in workers_of(launcher, process.pid) if pid in known]
-                if process.poll() is not None or not alive:
+                # A worker that is done waits for the others in an event of multiprocessing. Whoever sets that waits for
+                # all sleepers to wake: torch's agent would wait without end for one that was killed in its sleep.
+                finished = newest_step(folder) >= STEPS
+                if process.poll() is not None or not alive or finished:
                     continue
                 writing = bool(list(folder.glob("step-*/*.partial")))
                 whole = dice.random() < 0.05

@@ -40,7 +40,7 @@ class NarrowVgg(SmallCifar10):
     """0.92 million parameters."""
 
     name, summary = "cifar10-narrow-vgg", "a part of CIFAR-10, VGG-16 with a quarter of its channels"
-    epochs, batch_size, lr, lr_warmup_epochs = EPOCHS, 32 * WORKERS, 0.05, 1
+    epochs, batch_size, lr, lr_warmup = EPOCHS, 32 * WORKERS, 0.05, 1 / EPOCHS
 
     def model(self) -> nn.Module:
         layers: list[nn.Module] = []
@@ -58,7 +58,7 @@ class SmallImages(SmallCifar10):
     """ResNet-56, 0.85 million parameters."""
 
     name, summary = "cifar10-small-images", "a part of CIFAR-10, 16 x 16, ResNet-56"
-    epochs, batch_size, lr, lr_warmup_epochs = EPOCHS, 32 * WORKERS, 0.1, 1
+    epochs, batch_size, lr, lr_warmup = EPOCHS, 32 * WORKERS, 0.1, 1 / EPOCHS
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.AvgPool2d(2), *resnet(56))

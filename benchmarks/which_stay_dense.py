@@ -34,7 +34,7 @@ class SmallCifar10(Cifar10):
     """The first 12,800 training and 4,000 test images, ResNet-8."""
 
     name, summary = "cifar10-resnet8", "a part of CIFAR-10, ResNet-8"
-    epochs, batch_size, lr, lr_warmup_epochs = EPOCHS, 32 * WORKERS, 0.1, 2
+    epochs, batch_size, lr, lr_warmup = EPOCHS, 32 * WORKERS, 0.1, 2 / EPOCHS
 
     def __init__(self, data: Path) -> None:
         super().__init__(data)

@@ -17,16 +17,17 @@ struct Segment {
   int64_t start;  // of the segment in the flat state vectors
   float momentum;
   float decay;
+  float applied;
   int32_t nesterov;
   float threshold;  // +inf: collect nothing here
   float ratio;      // of v before anything is added
 };
 
-// u = m u + d, v = v + u (or v + m u + d), d = g + decay w; without velocity v = v + g. Returns whether some |v| reaches
-// the threshold; written as "not below", so that a nan does.
+// u = m u + d, v = v + (u - applied w), or v + (d + m u - applied w), d = g + decay w; without velocity v = v + g. Returns
+// whether some |v| reaches the threshold; written as "not below", so that a nan does.
 THINWIRE_CLONES
 int update_block(const float* __restrict g, const float* __restrict w, float* __restrict u, float* __restrict v,
-                 int64_t n, float m, float decay, int nesterov, float threshold) {
+                 int64_t n, float m, float decay, float applied, int nesterov, float threshold) {
   int hit = 0;
   if (u == nullptr) {
     for (int64_t i = 0; i < n; ++i) {
@@ -42,21 +43,21 @@ int update_block(const float* __restrict g, const float* __restrict w, float* __
   } else if (w == nullptr) {
     for (int64_t i = 0; i < n; ++i) {
       u[i] = m * u[i] + g[i];
-      v[i] = (v[i] + g[i]) + m * u[i];
+      v[i] += g[i] + m * u[i];
       hit |= !(std::fabs(v[i]) < threshold);
     }
   } else if (!nesterov) {
     for (int64_t i = 0; i < n; ++i) {
       float d = g[i] + decay * w[i];
       u[i] = m * u[i] + d;
-      v[i] += u[i];
+      v[i] += u[i] - applied * w[i];
       hit |= !(std::fabs(v[i]) < threshold);
     }
   } else {
     for (int64_t i = 0; i < n; ++i) {
       float d = g[i] + decay * w[i];
       u[i] = m * u[i] + d;
-      v[i] = (v[i] + d) + m * u[i];
+      v[i] += (d + m * u[i]) - applied * w[i];
       hit |= !(std::fabs(v[i]) < threshold);
     }
   }
@@ -118,19 +119,19 @@ THINWIRE_API int64_t tw_first_nonfinite(int64_t num_parts, const uint64_t* parts
 }
 
 // Multiplies v by the segments' ratios (may be null), updates u (may be null) and v from their gradients and lists, in
-// rising order, the flat indices of elements that reach their segment's threshold. Returns their number, or -1 when they are more than `capacity`, or than the `room` for
-// putting them in order holds (the update is done in any case).
+// rising order, the flat indices of elements that reach their segment's threshold. Returns their number, or -1 when they
+// are more than `capacity`, or than the `room` for putting them in order holds (the update is done in any case).
 THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, const uint64_t* weights,
                                    const int64_t* numels, const int64_t* starts, const float* momentum,
-                                   const float* decay, const int32_t* nesterov, const float* thresholds,
-                                   const float* ratios, float* u, float* v, uint32_t* room, int64_t room_entries, uint32_t* found,
-                                   int64_t capacity, int threads) {
+                                   const float* decay, const int32_t* nesterov, const float* applied,
+                                   const float* thresholds, const float* ratios, float* u, float* v, uint32_t* room,
+                                   int64_t room_entries, uint32_t* found, int64_t capacity, int threads) {
   std::vector<Segment> segments(num_segments);
   std::vector<int64_t> ends(num_segments);
   int64_t total = 0;
   for (int64_t s = 0; s < num_segments; ++s) {
     segments[s] = {reinterpret_cast<const float*>(grads[s]), reinterpret_cast<const float*>(weights[s]), numels[s],
-                   starts[s], momentum[s], decay[s], nesterov[s], thresholds[s],
+                   starts[s], momentum[s], decay[s], applied[s], nesterov[s], thresholds[s],
                    ratios == nullptr ? 1.0f : ratios[s]};
     total += numels[s];
     ends[s] = total;
@@ -151,7 +152,7 @@ THINWIRE_API int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, 
         // While the block is in the nearest cache, so that memory is read and written once.
         if (segment.ratio != 1.0f) scale_block(vs + i, n, segment.ratio);
         int hit = update_block(segment.grad + i, w, us == nullptr ? nullptr : us + i, vs + i, n, segment.momentum,
-                               segment.decay, segment.nesterov, segment.threshold);
+                               segment.decay, segment.applied, segment.nesterov, segment.threshold);
         // Beyond its room the list is of no use: only the update goes on.
         if (hit && !std::isinf(segment.threshold) && !listing.full()) {
           uint32_t places[kBlock];

@@ -11,8 +11,8 @@
 extern "C" {
 int64_t tw_accumulate(int64_t num_segments, const uint64_t* grads, const uint64_t* weights, const int64_t* numels,
                       const int64_t* starts, const float* momentum, const float* decay, const int32_t* nesterov,
-                      const float* thresholds, const float* ratios, float* u, float* v, uint32_t* room,
-                      int64_t room_entries, uint32_t* found, int64_t capacity, int threads);
+                      const float* applied, const float* thresholds, const float* ratios, float* u, float* v,
+                      uint32_t* room, int64_t room_entries, uint32_t* found, int64_t capacity, int threads);
 void tw_error_step(int64_t num_segments, const uint64_t* grads, const uint64_t* weights, const int64_t* numels,
                    const int64_t* starts, const float* momentum, const float* decay, const int32_t* nesterov,
                    const float* ratios, float* m, float* e, int threads);
@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
 
   if (kernel == "tw_accumulate") {
     tw_accumulate(1, parts.data(), nothing.data(), numels.data(), zeros.data(), momentum.data(), none.data(), plain.data(),
-                  threshold.data(), nullptr, u.data(), v.data(), room.data(), entries, out.data(),
+                  none.data(), threshold.data(), nullptr, u.data(), v.data(), room.data(), entries, out.data(),
                   static_cast<int64_t>(out.size()), 1);
   } else if (kernel == "tw_error_step") {
     tw_error_step(1, parts.data(), nothing.data(), numels.data(), zeros.data(), momentum.data(), none.data(), plain.data(),

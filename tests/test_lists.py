@@ -135,7 +135,7 @@ def test_a_search_is_exact_in_however_little_memory(entries: int, kind: str) -> 
 def test_listing_stops_at_its_capacity(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(native, "threads", lambda: threads)
     grad = torch.randn(300_000, generator=torch.Generator().manual_seed(2))
-    segments = reference.Segments((0,), (0.0,), (False,), (0.0,), (None,))
+    segments = reference.Segments((0,), (0.0,), (False,), (0.0,), (None,), (0.0,))
     expected = torch.nonzero(grad.abs() >= 2.0).flatten()
     for capacity, fits in ((expected.numel(), True), (expected.numel() - 1, False), (10, False), (300_000, True)):
         listing = torch.empty(cpu.listing_entries(capacity), dtype=torch.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ MEMORIES: dict[str, Callable[[], Any]] = {
     "error": ErrorFeedback,
     "momentum": lambda: MomentumCorrection(masking=False),
     "masked": lambda: MomentumCorrection(masking=True),
+    "momentum, decay waits": lambda: MomentumCorrection(masking=False, direct=False),
+    "masked, decay waits": lambda: MomentumCorrection(masking=True, direct=False),
     "momentum, rescaled": lambda: MomentumCorrection(masking=False, rescaling=True),
     "masked, rescaled": lambda: MomentumCorrection(masking=True, rescaling=True),
     "rescaled": lambda: RescaledError(momentum_moved=True),
@@ -72,6 +75,7 @@ class Driver:
             names = [segment.name for segment in layout.segments]
             hypers = tuple(self.hyper(number, name) for name in names)
             turn = Turn(layout, number, hypers, tuple(self.weights[name] for name in names))
+            turn = replace(turn, applied=self.memory.applied(turn))
             flat = torch.cat([torch.from_numpy(gradients[name].copy()) for name in names])
             x = self.memory.compensate(turn, flat)
             assert x.shape == (layout.numel,) and x.dtype == torch.float32
@@ -79,6 +83,9 @@ class Driver:
             dense = accepted.dense(layout.numel)
             for segment in layout.segments:
                 self.accepted[-1][segment.name] = dense[segment.span].double().numpy().copy()
+                if turn.applied:
+                    share = turn.applied[names.index(segment.name)]
+                    self.accepted[-1][segment.name] += share * self.weights[segment.name].double().numpy()
                 sent = np.zeros(segment.numel, dtype=bool)
                 if segment.coded and accepted.sent is not None:
                     inside = (accepted.sent >= segment.start) & (accepted.sent < segment.start + segment.numel)
@@ -111,7 +118,7 @@ def changing(step: int, name: str) -> Hyper:
 
 
 def produced(driver: Driver, kind: str, steps: int) -> list[dict[str, np.ndarray]]:
-    """What each step adds to what should be sent, in float64, from the definitions."""
+    """What each step adds to what should be sent or is applied without, in float64, from the definitions."""
     velocity = {name: np.zeros(n) for name, n in SIZES.items()}
     out = []
     for step in range(steps):
@@ -119,9 +126,12 @@ def produced(driver: Driver, kind: str, steps: int) -> list[dict[str, np.ndarray
         for name in NAMES:
             hyper, d = driver.hyper(step, name), driver.gradients[step][name].astype(np.float64)
             if kind not in ("error", "rescaled-alone"):
-                d = d + hyper.weight_decay * driver.weights[name].double().numpy()
+                decay = hyper.weight_decay * driver.weights[name].double().numpy()
+                apart = kind in ("masked", "masked, rescaled") and name not in DENSE  # never part of the velocity
+                d = d + (0 if apart else decay)
                 u = velocity[name] = hyper.momentum * velocity[name] + d
                 d = d + hyper.momentum * u if hyper.nesterov else u
+                d = d + (decay / (1 - hyper.momentum) if apart else 0)
                 if kind.startswith("masked"):
                     velocity[name] = np.where(driver.sent[step][name], 0, u)
             row[name] = d

@@ -18,7 +18,7 @@ def noise(numel: int, seed: int = 0) -> torch.Tensor:
 def segments(*numels: int) -> reference.Segments:
     starts = tuple(sum(numels[:place]) for place in range(len(numels)))
     zeros = (0.0,) * len(numels)
-    return reference.Segments(starts, zeros, (False,) * len(numels), zeros, (None,) * len(numels))
+    return reference.Segments(starts, zeros, (False,) * len(numels), zeros, (None,) * len(numels), zeros)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

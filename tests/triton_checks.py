@@ -44,6 +44,7 @@ def segments_of(numels: tuple[int, ...], weights: list[Tensor] | None = None) ->
         nesterov=tuple(place % 2 == 0 for place in range(number)),
         decay=tuple(0.01 if weights else 0.0 for _ in range(number)),
         weights=tuple(weights) if weights else (None,) * number,
+        applied=tuple(0.05 if weights and place % 2 else 0.0 for place in range(number)),
     )
 
 

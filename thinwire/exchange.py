@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -50,12 +51,18 @@ class Exchange(Generic[P]):
         return self.collective.rounds(self.net.size)
 
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:  # (n,) float32 -> (n,) float32
-        return self._exchange(turn, turn.layout.split(grad)).flat(turn.layout)
+        turn = self._told(turn)
+        return self._exchange(turn, turn.layout.split(grad)).flat(turn)
 
     def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
         # A local mode, and a GPU that tells of a bad gradient late, still need the gradient after the exchange.
         late = self.local is not None or on_gpu(parts[0].device)
-        self._exchange(turn, parts, None if late else parts).write(turn.layout, parts)
+        turn = self._told(turn)
+        self._exchange(turn, parts, None if late else parts).write(turn, parts)
+
+    def _told(self, turn: Turn) -> Turn:
+        """The turn with what the memory leaves to be applied without being sent."""
+        return replace(turn, applied=self.memory.applied(turn))
 
     def _exchange(self, turn: Turn, parts: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
@@ -101,7 +108,7 @@ class Exchange(Generic[P]):
             probe.left(as_flat(x))  # which is the residual itself
         if self.local is not None:
             grad = torch.cat(list(parts))
-            mean = result.flat(turn.layout)
+            mean = result.flat(turn)
             result = DenseResult(combine(self.local, mean, grad, as_flat(x), accepted, self.net.size))
         self.memory.settle(turn, self.net.rank)
         self.clock.compensating += compensated - start + time.perf_counter() - exchanged
@@ -183,7 +190,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor | None:  # -> (n,)
 
 def reduce_flat(aggregator: Any, turn: Turn, parts: Sequence[Tensor]) -> None:
     """``reduce`` by way of ``mean``."""
-    DenseResult(aggregator.mean(turn, torch.cat(list(parts)))).write(turn.layout, parts)
+    DenseResult(aggregator.mean(turn, torch.cat(list(parts)))).write(turn, parts)
 
 
 class DenseMean(_Stateless):

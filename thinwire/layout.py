@@ -113,6 +113,17 @@ class Hyper:
     weight_decay: float = 0.0
     maximize: bool = False
 
+    @property
+    def decay(self) -> float:
+        """The weights' share of the gradient; SGD negates the gradient of a maximised objective behind us."""
+        return -self.weight_decay if self.maximize else self.weight_decay
+
+    @property
+    def steady_decay(self) -> float:
+        """What momentum makes of the decay of weights that stand still: decay (1 + m + m^2 + ...), which is also what
+        it is with Nesterov momentum."""
+        return self.decay / (1 - self.momentum) if self.momentum < 1 else self.decay
+
 
 @dataclass
 class Alarm:
@@ -166,13 +177,15 @@ class Turn:
     """Everything that one exchange needs to know besides the gradient itself.
 
     ``hypers`` and ``weights`` run parallel to ``layout.segments``; ``weights`` are the parameters, read by methods that
-    move weight decay in front of the compression.
+    move weight decay in front of the compression. ``applied``, parallel to them or empty, is how many times its weights
+    are added to a parameter's mean on every rank alike, without being sent; a memory takes that off what it keeps.
     """
 
     layout: Layout
     step: int
     hypers: tuple[Hyper, ...]
     weights: tuple[Tensor, ...] = ()
+    applied: tuple[float, ...] = ()
     alarm: Alarm = field(default_factory=Alarm, compare=False)
     probe: Probe | None = field(default=None, compare=False)
 
@@ -188,18 +201,22 @@ class Turn:
         if current is not None and stop > start:
             yield slice(start, stop), current
 
-    def segments(self, *, with_decay: bool) -> Segments:
-        """The rows that the kernels read; with weight decay where it acts in front of the compression."""
-        decays = [(-h.weight_decay if h.maximize else h.weight_decay) if with_decay else 0.0 for h in self.hypers]
-        weights = [
-            memory_flat(self.weights[place].detach()).to(torch.float32) if decay else None
-            for place, decay in enumerate(decays)
-        ]
+    def flat_weight(self, place: int) -> Tensor:  # -> (numel,) float32
+        """A segment's parameter, its elements as they lie in memory."""
+        return memory_flat(self.weights[place].detach()).to(torch.float32)
+
+    def segments(self, *, with_decay: bool, coded_decay: bool = True) -> Segments:
+        """The rows that the kernels read; with weight decay where it acts in front of the compression: that of coded
+        segments only with ``coded_decay``."""
+        whose = [with_decay and (coded_decay or not segment.coded) for segment in self.layout.segments]
+        decays = [hyper.decay if has else 0.0 for hyper, has in zip(self.hypers, whose, strict=True)]
+        applied = self.applied or (0.0,) * len(decays)
+        weights = [self.flat_weight(place) if decay else None for place, decay in enumerate(decays)]
         return Segments(
             starts=tuple(segment.start for segment in self.layout.segments),
             momentum=tuple(hyper.momentum for hyper in self.hypers),
             nesterov=tuple(hyper.nesterov for hyper in self.hypers),
-            # SGD negates the gradient of a maximised objective after this, so the decay is negated before.
             decay=tuple(decays),
             weights=tuple(weights),
+            applied=tuple(share if has else 0.0 for share, has in zip(applied, whose, strict=True)),
         )

@@ -74,6 +74,9 @@ class NoMemory:
     state = NamedState()
     watches = True
 
+    def applied(self, turn: Turn) -> tuple[float, ...]:
+        return ()
+
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Gradient:
         if turn.alarm.flag is not None:
             watch(as_parts(turn.layout, grad), turn.alarm.flag)
@@ -114,6 +117,9 @@ class _Stateful:
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.state = NamedState(*self.kinds, dtype=dtype)
 
+    def applied(self, turn: Turn) -> tuple[float, ...]:
+        return ()
+
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
         raise AssertionError("every memory says how it compensates")
 
@@ -124,6 +130,7 @@ class _Stateful:
         scout: Scout | None,
         *,
         with_velocity: bool,
+        coded_decay: bool = True,
         ratios: Sequence[float] | None = None,
     ) -> Tensor:  # -> (n,) the residual
         parts = as_parts(turn.layout, grad)
@@ -131,7 +138,7 @@ class _Stateful:
         velocity = self.state.flat("velocity", turn.layout, parts[0].device) if with_velocity else None
         found = accumulate(
             parts,
-            turn.segments(with_decay=with_velocity),
+            turn.segments(with_decay=with_velocity, coded_decay=coded_decay),
             velocity,
             residual,
             scout.thresholds if scout else None,
@@ -268,17 +275,28 @@ class MomentumCorrection(_Stateful):
     2.3); tensors that travel dense are never masked, because all of their coordinates are always sent and masking
     would take their momentum away altogether.
 
+    With ``direct`` the decay need not wait: every rank knows the weights, so s w is added to the mean on all of them
+    without being sent, and taken off what waits: v = v + (u - s w). s = decay / (1 - m) is what momentum makes of the
+    decay of weights that stand still. Nothing is lost or added, whatever the weights do meanwhile, and with density 1
+    the result is SGD's. Masking would clear the decay's velocity, too: there u and v are without it.
+
     With ``rescaling`` v = (eta_{t-1} / eta_t) v + u, as in dist-EF-blockSGDM (Algorithm 4): what waits is applied with
     the learning rates of the steps that it comes from, and not with the one at which it leaves.
     """
 
     kinds = ("velocity", "residual")
 
-    def __init__(self, masking: bool, dtype: torch.dtype = torch.float32, rescaling: bool = False) -> None:
+    def __init__(
+        self, masking: bool, dtype: torch.dtype = torch.float32, rescaling: bool = False, direct: bool = True
+    ) -> None:
         super().__init__(dtype)
-        self.masking = masking
+        self.masking, self.direct = masking, direct
         self.ratio = RateRatio() if rescaling else None
         self._held: list[tuple[slice, Tensor]] = []
+
+    def applied(self, turn: Turn) -> tuple[float, ...]:
+        shares = tuple(hyper.steady_decay for hyper in turn.hypers) if self.direct else ()
+        return shares if any(shares) else ()
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
         ratios = None
@@ -286,7 +304,8 @@ class MomentumCorrection(_Stateful):
             residual = self.state.flat("residual", turn.layout, as_parts(turn.layout, grad)[0].device)
             self._held = self.ratio.hold(turn, residual)
             ratios = [ratio for _, ratio in self.ratio.advance(turn)]
-        return self._accumulate(turn, grad, scout, with_velocity=True, ratios=ratios)
+        coded_decay = not (self.direct and self.masking)
+        return self._accumulate(turn, grad, scout, with_velocity=True, coded_decay=coded_decay, ratios=ratios)
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
@@ -345,7 +364,7 @@ class LocalClipping:
         self.state = inner.state
         self.threshold = clip_norm * ranks**0.5
         self.retain = inner.retain
-        self.watches = inner.watches
+        self.watches, self.applied = inner.watches, inner.applied
         self.forget, self.settle = inner.forget, inner.settle
         self.residual_square_sum = inner.residual_square_sum
         self.leftover = inner.leftover

@@ -23,7 +23,7 @@ from thinwire.kernels import (
     unpack_bits,
     unpack_trits,
 )
-from thinwire.layout import Layout
+from thinwire.layout import Layout, Turn
 
 
 def _covered(blocks: Runs) -> int:
@@ -245,18 +245,28 @@ class DenseResult:
 
     mean: Tensor  # (n,) float32
 
-    def flat(self, layout: Layout) -> Tensor:
+    def flat(self, turn: Turn) -> Tensor:
         return self.mean
 
-    def write(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+    def write(self, turn: Turn, parts: Sequence[Tensor]) -> None:
         """Put the mean where the gradients lie, one vector a segment."""
-        torch._foreach_copy_(list(parts), list(layout.split(self.mean)))
+        torch._foreach_copy_(list(parts), list(turn.layout.split(self.mean)))
 
 
-def clear(layout: Layout, parts: Sequence[Tensor]) -> None:
-    """Zeros in the coded ones of the vectors, one a segment."""
-    if layout.coded:
-        torch._foreach_zero_(list(parts[: len(layout.coded)]))
+def clear(turn: Turn, parts: Sequence[Tensor]) -> None:
+    """What entries are added to, in the coded ones of the vectors, one a segment: zeros, or what of the weights is
+    applied without being sent."""
+    coded = list(parts[: len(turn.layout.coded)])
+    if not coded:
+        return
+    if not turn.applied:
+        torch._foreach_zero_(coded)
+    elif coded[0].is_cuda:  # few launches
+        torch._foreach_copy_(coded, [turn.flat_weight(place) for place in range(len(coded))])
+        torch._foreach_mul_(coded, list(turn.applied[: len(coded)]))
+    else:  # memory is passed over once
+        for place, part in enumerate(coded):
+            torch.mul(turn.flat_weight(place), turn.applied[place], out=part)
 
 
 def add_entries(layout: Layout, parts: Sequence[Tensor], contributions: Sequence[Sparse], size: int) -> None:
@@ -268,12 +278,18 @@ def add_entries(layout: Layout, parts: Sequence[Tensor], contributions: Sequence
         scatter_add(parts[:coded], starts, lists, 1.0 / size)
 
 
-def write_tail(layout: Layout, parts: Sequence[Tensor], tail: Tensor, size: int) -> None:  # (t,) float32
-    """Put a dense tail, divided by ``size``, into the vectors behind the coded ones."""
-    dense = list(parts[len(layout.coded) :])
-    if tail.numel():
-        torch._foreach_copy_(dense, list(tail.split([part.numel() for part in dense])))
-        torch._foreach_div_(dense, float(size))
+def write_tail(turn: Turn, parts: Sequence[Tensor], tail: Tensor, size: int) -> None:  # (t,) float32
+    """Put a dense tail, divided by ``size``, into the vectors behind the coded ones, and on top of it what of their
+    weights is applied without being sent."""
+    coded = len(turn.layout.coded)
+    dense = list(parts[coded:])
+    if not tail.numel():
+        return
+    torch._foreach_copy_(dense, list(tail.split([part.numel() for part in dense])))
+    torch._foreach_div_(dense, float(size))
+    if turn.applied:
+        weights = [turn.flat_weight(place) for place in range(coded, len(parts))]
+        torch._foreach_add_(dense, torch._foreach_mul(weights, list(turn.applied[coded:])))
 
 
 @dataclass(frozen=True)
@@ -285,17 +301,17 @@ class SparseResult:
     size: int
     cleared: bool = False  # where it will be written there are zeros already
 
-    def flat(self, layout: Layout) -> Tensor:  # -> (n,) float32
-        out = torch.empty(layout.numel, dtype=torch.float32, device=self.tail.device)
-        self.write(layout, layout.split(out))
+    def flat(self, turn: Turn) -> Tensor:  # -> (n,) float32
+        out = torch.empty(turn.layout.numel, dtype=torch.float32, device=self.tail.device)
+        self.write(turn, turn.layout.split(out))
         return out
 
-    def write(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+    def write(self, turn: Turn, parts: Sequence[Tensor]) -> None:
         """Zeros everywhere, then the entries in rank order: no dense vector in between."""
         if not self.cleared:
-            clear(layout, parts)
-        add_entries(layout, parts, self.contributions, self.size)
-        write_tail(layout, parts, self.tail, self.size)
+            clear(turn, parts)
+        add_entries(turn.layout, parts, self.contributions, self.size)
+        write_tail(turn, parts, self.tail, self.size)
 
 
 @dataclass(frozen=True)
@@ -304,10 +320,10 @@ class WrittenResult:
 
     parts: Sequence[Tensor]
 
-    def flat(self, layout: Layout) -> Tensor:
+    def flat(self, turn: Turn) -> Tensor:
         return torch.cat(list(self.parts))
 
-    def write(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+    def write(self, turn: Turn, parts: Sequence[Tensor]) -> None:
         for part, mean in zip(parts, self.parts, strict=True):
             if part.data_ptr() != mean.data_ptr():
                 part.copy_(mean)

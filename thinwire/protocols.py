@@ -35,6 +35,11 @@ class Memory(Protocol):
     state: NamedState
     watches: bool
 
+    def applied(self, turn: Turn) -> tuple[float, ...]:
+        """Return how many times its weights are to be added to each segment's mean without being sent; empty: never.
+        What ``compensate`` returns then lacks as much."""
+        ...
+
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Gradient: ...  # -> (n,) float32
 
     def retain(self, turn: Turn, x: Any, accepted: Accepted) -> None: ...

@@ -14,6 +14,12 @@ def rate_ratio(sgd: SGD, t: int, name: str) -> float:
     return sgd.lr_at(t - 1, name) / sgd.lr_at(t, name) if t else 1.0
 
 
+def steady_decay(sgd: SGD, t: int, name: str) -> float:
+    """wd (1 + m + m^2 + ...): how many times its weights momentum takes off a parameter that stands still. The paper
+    does not speak of weight decay; its authors' code applies it beside the gradients that are compressed."""
+    return sgd.weight_decay_of(name) / (1 - sgd.momentum_at(t))
+
+
 def clip(g: Params, threshold: float) -> Params:
     """2.2, Local Gradient Clipping, with the rule of torch.nn.utils.clip_grad_norm_."""
     norm = np.sqrt(sum((x * x).sum() for x in g.values()))
@@ -31,6 +37,7 @@ def simulate(
     momentum_correction: bool = True,
     factor_masking: bool = True,
     lr_rescaling: bool = False,
+    direct_decay: bool = True,
     clip_norm: float | None = None,
     warmup: int | None = None,
     dense_below: int = 0,
@@ -63,9 +70,12 @@ def simulate(
                 g = clip(g, clip_norm * N**-0.5 * N)
             for name in w:
                 if momentum_correction:
-                    d = g[name] + sgd.weight_decay_of(name) * w[name]
+                    apart = direct_decay and factor_masking and name not in dense  # masking must not clear it
+                    d = g[name] + (0 if apart else sgd.weight_decay_of(name)) * w[name]
                     u[r][name] = m * u[r][name] + d  # Eq. 4 and Eq. 7, first term
                     v[r][name] += m * u[r][name] + d if sgd.nesterov else u[r][name]  # second term
+                    if direct_decay and not apart:
+                        v[r][name] -= steady_decay(sgd, t, name) * w[name]  # which all workers apply now
                 else:
                     v[r][name] += g[name]  # Eq. 6, first term (Alg. 1 lines 3-7)
             for name in dense:
@@ -83,6 +93,8 @@ def simulate(
         mean = {name: x / N for name, x in total.items()}
         if momentum_correction:
             for name in w:
+                if direct_decay:
+                    mean[name] = mean[name] + steady_decay(sgd, t, name) * w[name]
                 w[name] -= sgd.lr_at(t, name) * mean[name]  # third term of Eq. 4 / Eq. 7
         else:
             after(w, mean, t)  # Eq. 6: momentum and weight decay behind the aggregation

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oracles.dgc import clip, rate_ratio
+from oracles.dgc import clip, rate_ratio, steady_decay
 from oracles.optimizers import SGD, Adam
 from oracles.problem import Params, Problem
 from oracles.selection import copy, excluded, flatten, kept, listed, top_k, unflatten
@@ -54,6 +54,7 @@ def simulate(
     momentum_correction: bool | None = None,
     factor_masking: bool = False,
     lr_rescaling: bool = False,
+    direct_decay: bool = True,
     clip_norm: float | None = None,
     warmup: int | None = None,
     exclude: tuple[str, ...] = (),
@@ -82,9 +83,13 @@ def simulate(
             if momentum_correction:  # DGC's Eq. 4 / Eq. 7 in front
                 assert isinstance(optimizer, SGD)
                 for name in w:
-                    m, d = optimizer.momentum_at(t), x[name] + optimizer.weight_decay_of(name) * w[name]
+                    m, decay = optimizer.momentum_at(t), optimizer.weight_decay_of(name)
+                    apart = direct_decay and factor_masking and name in names  # as in the oracle of DGC
+                    d = x[name] + (0 if apart else decay) * w[name]
                     u[r][name] = m * u[r][name] + d
                     x[name] = m * u[r][name] + d if optimizer.nesterov else u[r][name]
+                    if direct_decay and not apart:
+                        x[name] = x[name] - steady_decay(optimizer, t, name) * w[name]
             if lr_rescaling:
                 assert isinstance(optimizer, SGD)
                 v[r] *= flatten({name: np.full_like(w[name], rate_ratio(optimizer, t, name)) for name in names}, names)
@@ -107,6 +112,8 @@ def simulate(
         if momentum_correction:
             assert isinstance(optimizer, SGD)
             for name in w:
+                if direct_decay:
+                    mean[name] = mean[name] + steady_decay(optimizer, t, name) * w[name]
                 w[name] -= optimizer.lr_at(t, name) * mean[name]
         else:
             after(w, mean, t)  # Alg. 4 line 11

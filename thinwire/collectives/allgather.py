@@ -52,7 +52,7 @@ class AllGather(StatelessCollective):
         # The payload is in the frame: its memory is free for everybody's.
         self.scratch.release(0)
         received = self.scratch.take(net.size * frame.numel(), torch.uint8, device)
-        clearing = partial(clear, turn.layout, into) if into is not None else None
+        clearing = partial(clear, turn, into) if into is not None else None
         frames = net.all_gather(frame, received, by_rounds=True, meanwhile=clearing)
         if received is not None and frames[0].data_ptr() == received.data_ptr():
             self.scratch.release(behind, BACK)
@@ -76,7 +76,7 @@ class AllGather(StatelessCollective):
         frames: Sequence[tuple[Tensor, str]],
         into: Sequence[Tensor],
     ) -> tuple[WrittenResult, Accepted]:
-        """Add the mean to the zeros where it is to go, a few frames after the other; if one of them is bad, a part is
+        """Add the mean to what lies where it is to go, a few frames after the other; if one of them is bad, a part is
         there."""
         others = min(_AT_ONCE, net.size if net.size > _AT_ONCE else net.size - 1)
         mine, *rooms = [self.codec.room(payload, self.scratch) for _ in range(1 + others)]
@@ -97,6 +97,6 @@ class AllGather(StatelessCollective):
             if net.rank in ranks:
                 own = decoded[net.rank - first][0]
             add_entries(turn.layout, into, [sparse for sparse, _ in decoded], net.size)
-        write_tail(turn.layout, into, total, net.size)
+        write_tail(turn, into, total, net.size)
         assert own is not None, "this rank's frame is one of them"
         return WrittenResult(into), Accepted(own, tail, sent=own.indices)

@@ -154,7 +154,7 @@ class GlobalTopK(StatelessCollective):
         mine = path.set
         swaps = 1 < power > net.rank
         if into is not None and not swaps:
-            clear(turn.layout, into)
+            clear(turn, into)
         if net.rank >= power:
             alive = self._through_proxy(path, frame, net, net.rank - power)
         else:
@@ -195,7 +195,7 @@ class GlobalTopK(StatelessCollective):
             # In the last swap nobody computes any more: what is done then takes no processor from anybody.
             clearing = None
             if into is not None and 2 * distance == power:
-                clearing = partial(clear, path.turn.layout, into)
+                clearing = partial(clear, path.turn, into)
             received = net.swap(peer, frame, room, clearing)
             if room is not None and received.data_ptr() == room.data_ptr():
                 scratch.release(behind, BACK)  # the frame has left

@@ -135,7 +135,7 @@ def accumulate(
             [entries, capacity if collecting else 0]
         )
     count = native.lib().tw_accumulate(
-        len(parts), *tables, limits, floats(ratios) if ratios is not None else None,
+        len(parts), *tables, floats(segments.applied), limits, floats(ratios) if ratios is not None else None,
         velocity.data_ptr() if velocity is not None else None, residual.data_ptr(), listing.data_ptr(),
         listing.numel() if collecting else 0, found.data_ptr(), capacity if collecting else 0, native.threads(),
     )  # fmt: skip

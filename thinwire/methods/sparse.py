@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from thinwire.codecs import SparseCodec
 from thinwire.codecs.indices import INDEX_CODES
@@ -36,16 +37,15 @@ def _schedule(warmup: Warmup, paper: type) -> Schedule | None:
     return paper(warmup) if isinstance(warmup, int) else warmup
 
 
-def _momentum_memory(
-    method: Method, corrected: bool, masking: bool = False, rescaling: bool = False
-) -> MomentumCorrection | ErrorFeedback:
-    kept = method.state_dtype
-    return MomentumCorrection(masking, kept, rescaling) if corrected else ErrorFeedback(kept)
+def _momentum_memory(method: DGC | GTopK, corrected: bool) -> MomentumCorrection | ErrorFeedback:
+    if not corrected:
+        return ErrorFeedback(method.state_dtype)
+    return MomentumCorrection(method.factor_masking, method.state_dtype, method.lr_rescaling, method.direct_decay)
 
 
 def _check_corrected(method: DGC | GTopK) -> None:
     """What acts on velocities needs them."""
-    check_bool(method, "factor_masking", "lr_rescaling")
+    check_bool(method, "factor_masking", "lr_rescaling", "direct_decay")
     corrected = method.momentum_correction is not False
     require(
         corrected or not method.factor_masking,
@@ -97,6 +97,7 @@ class DGC(Method):
     momentum_correction  accumulate velocities instead of gradients; needs torch.optim.SGD
     factor_masking       clear the velocity of what was sent (section 2.3)
     lr_rescaling         apply what waited with the learning rates of its own steps, not with the one at which it leaves
+    direct_decay         with momentum correction: weight decay is applied at once, and not when its element is sent
     clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
     warmup               None, steps of the ramp, or a schedule: an object with density(step, final)
     values               how values travel: "fp32", "fp16", "bf16", "int8", "int4"
@@ -107,12 +108,14 @@ class DGC(Method):
     """
 
     name: ClassVar[str] = "dgc"
+    came_later: ClassVar[Mapping[str, Any]] = {"direct_decay": False}
     density: float = 0.006
     selection: str = "exact"
     scope: str = "tensor"
     momentum_correction: bool = True
     factor_masking: bool = False
     lr_rescaling: bool = False
+    direct_decay: bool = True
     clip_norm: float | None = None
     warmup: Warmup = None
     values: str = "int8"
@@ -138,7 +141,7 @@ class DGC(Method):
         return self.momentum_correction
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        memory = _momentum_memory(self, self.momentum_correction, self.factor_masking, self.lr_rescaling)
+        memory = _momentum_memory(self, self.momentum_correction)
         warmup = _schedule(self.warmup, ExponentialWarmup)
         scratch = Scratch()
         per_tensor, sampled = self.scope == "tensor", self.selection == "sampled"
@@ -173,6 +176,7 @@ class GTopK(Method):
     momentum_correction  accumulate velocities instead of gradients; None: where the optimizer is torch.optim.SGD
     factor_masking       with momentum correction: clear the velocity of what was applied, as DGC can
     lr_rescaling         with momentum correction: apply what waited with the learning rates of its own steps
+    direct_decay         with momentum correction: weight decay is applied at once, and not when its element is sent
     clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
     values, indices      how they travel, see DGC
     residual             how what is kept is stored: "fp32", "bf16"
@@ -181,11 +185,13 @@ class GTopK(Method):
     """
 
     name: ClassVar[str] = "gtopk"
+    came_later: ClassVar[Mapping[str, Any]] = {"direct_decay": False}
     density: float = 0.03
     warmup: Warmup = None
     momentum_correction: bool | None = None
     factor_masking: bool = False
     lr_rescaling: bool = False
+    direct_decay: bool = True
     clip_norm: float | None = None
     values: str = "fp32"
     indices: str = "rice"
@@ -215,7 +221,7 @@ class GTopK(Method):
                 corrected or not getattr(self, option),
                 f"gtopk: {option} needs the momentum of torch.optim.SGD, and this is another optimizer; leave it out",
             )
-        memory = clipped(_momentum_memory(self, corrected, self.factor_masking, self.lr_rescaling), self.clip_norm, net)
+        memory = clipped(_momentum_memory(self, corrected), self.clip_norm, net)
         scratch = Scratch()
         compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), per_tensor=False, scratch=scratch)
         collective = GlobalTopK(SparseCodec(self.values, self.indices), scratch)
@@ -273,7 +279,9 @@ class GradientDropping(Method):
         return self.sync_every if self.local else None
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        memory = clipped(_momentum_memory(self, self.momentum_correction), self.clip_norm, net)
+        kept = self.state_dtype
+        residual = MomentumCorrection(False, kept) if self.momentum_correction else ErrorFeedback(kept)
+        memory = clipped(residual, self.clip_norm, net)
         scratch = Scratch()
         compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False, scratch=scratch)
         collective = AllGather(SparseCodec(), scratch)

@@ -104,6 +104,8 @@ class Recipe(ABC):
             wanted, fits = f"one of {', '.join(cls.choices[name])}", value in cls.choices[name]
         elif kind is int:
             wanted, fits = "a whole number of at least 1", value >= 1
+        elif name == "lr_warmup":
+            wanted, fits = "a share of the run, from 0 to 1", 0 <= value <= 1
         elif name == "clip_norm":
             wanted, fits = "a number above 0", value > 0  # inf: no clipping
         else:

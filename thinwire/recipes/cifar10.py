@@ -20,14 +20,16 @@ from thinwire.recipes.models.vgg_cifar import vgg16
 class Cifar10(ImageRecipe):
     """gTop-k, Table V: 140 epochs, 128 images a worker and 4 workers, momentum 0.9, smaller rates at first.
 
-    Random crops out of 4 pixels of padding, random flips. The rate falls with half a cosine. DGC's default warm-up
-    is 4 epochs of 97 steps, as in both papers.
+    Random crops out of 4 pixels of padding, random flips. The rate rises for 4 of 140 epochs (of 30: for less than one,
+    unless `lr_warmup` says otherwise) and falls with half a cosine. DGC's default warm-up is 4 epochs of 97 steps, as
+    in both papers.
     """
 
     epochs = 140
     batch_size = 512
     lr = 0.2
-    lr_warmup_epochs = 4
+    lr_warmup = 4 / 140
+    settings = (*ImageRecipe.settings, "lr_warmup")
     pixel_mean = (0.4914, 0.4822, 0.4465)
     pixel_std = (0.2470, 0.2435, 0.2616)
     padding = 4
@@ -86,7 +88,7 @@ class Cifar10Cifarnet(Cifar10):
     summary = "CIFAR-10, a CifarNet of 1.8 million parameters, Adam (after TernGrad's Table 1)"
     epochs = 100
     lr = 0.001
-    lr_warmup_epochs = 0
+    lr_warmup = 0.0
     weight_decay = 0.0
     solver = "adam"
     lr_factors: ClassVar[Mapping[str, float]] = {}

@@ -35,11 +35,19 @@ class ImageRecipe(Recipe):
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 5e-4
-    lr_warmup_epochs: ClassVar[int] = 0
+    lr_warmup: float = 0.0  # the share of the run in which the learning rate rises
     solver: str = "sgd"
     #: "bf16": activations in bfloat16 (torch.autocast) and, on a GPU, in the order that its tensor cores read.
     precision: str = "fp32"
-    settings = ("batch_size", "lr", "momentum", "nesterov", "weight_decay", "solver", "precision")
+    settings: ClassVar[tuple[str, ...]] = (
+        "batch_size",
+        "lr",
+        "momentum",
+        "nesterov",
+        "weight_decay",
+        "solver",
+        "precision",
+    )
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"solver": ("sgd", "adam"), "precision": ("fp32", "bf16")}
 
     def keep(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> None:
@@ -62,7 +70,7 @@ class ImageRecipe(Recipe):
         return torch.optim.SGD(parameters, rate, self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay)
 
     def schedule(self, optimizer: torch.optim.Optimizer, num_steps: int) -> LRScheduler:
-        return rates.cosine(optimizer, num_steps, warmup=self.lr_warmup_epochs / self.epochs)
+        return rates.cosine(optimizer, num_steps, warmup=self.lr_warmup)
 
     def num_batches(self, world: int) -> int:
         return len(self.train_labels) // self.batch_size

@@ -10,7 +10,7 @@ from thinwire.kernels.gpu.bits import bits_of, pack
 
 @triton.jit
 def _pass_over(
-    grad_ptr, weight_ptr, velocity, residual, where, count, momentum, decay, nesterov, edge, words,
+    grad_ptr, weight_ptr, velocity, residual, where, count, momentum, decay, applied, nesterov, edge, words,
     MOVED: tl.constexpr, MARKS: tl.constexpr, WHOLE: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Update SIZE elements; returns how many are marked, and 2**16 for every one that is not finite."""
@@ -23,11 +23,13 @@ def _pass_over(
     finite = (g.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
     g = tl.where(finite, g, 0.0)  # never into the memory; the flag stops the step
     if MOVED:
+        w = tl.zeros_like(g)
         if decay != 0.0:
-            g += decay * tl.load(weight_ptr + i, mask=inside, other=0.0)
+            w = tl.load(weight_ptr + i, mask=inside, other=0.0)
+        g += decay * w
         u = u * momentum + g
         tl.store(velocity + where + i, u, mask=inside)
-        v += tl.where(nesterov != 0, g + u * momentum, u)
+        v += tl.where(nesterov != 0, g + u * momentum, u) - applied * w
     else:
         v += g
     tl.store(residual + where + i, v, mask=inside)
@@ -41,7 +43,7 @@ def _pass_over(
 
 @triton.jit
 def accumulate_tiles(
-    tile_segment, tile_offset, parts, weights, starts, numels, momenta, decays, nesterovs, scopes, thresholds,
+    tile_segment, tile_offset, parts, weights, starts, numels, momenta, decays, applieds, nesterovs, scopes, thresholds,
     velocity, residual, words, tile_counts, scope_counts, bad,
     MOVED: tl.constexpr, MARKS: tl.constexpr, TILE: tl.constexpr, BITE: tl.constexpr,
 ):  # fmt: skip
@@ -52,7 +54,7 @@ def accumulate_tiles(
     where = tl.load(starts + segment) + offset
     count = tl.load(numels + segment) - offset
     momentum = tl.load(momenta + segment)
-    decay = tl.load(decays + segment)
+    decay, applied = tl.load(decays + segment), tl.load(applieds + segment)
     nesterov = tl.load(nesterovs + segment)
     weight = tl.load(weights + segment) + offset.to(tl.int64) * 4
     scope = tl.load(scopes + segment)
@@ -61,7 +63,7 @@ def accumulate_tiles(
     edge = tl.where(threshold < float("inf"), threshold.to(tl.int32, bitcast=True), 0x7FFFFFFF)
     if MARKS:
         words += tile * (TILE // 32)
-    hyper = (momentum, decay, nesterov, edge)
+    hyper = (momentum, decay, applied, nesterov, edge)
     if ((grad | weight) % 16 == 0) & (where % 4 == 0) & (count >= TILE):
         g = tl.multiple_of(grad.to(tl.pointer_type(tl.float32)), 16)
         w = tl.multiple_of(weight.to(tl.pointer_type(tl.float32)), 16)

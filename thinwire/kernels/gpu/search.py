@@ -175,6 +175,7 @@ def accumulate(
         tiles.segment, tiles.offset, pointers(parts, device), pointers(segments.weights, device),
         cached(segments.starts, torch.int32, device), cached(numels, torch.int32, device),
         cached(segments.momentum, torch.float32, device), cached(segments.decay, torch.float32, device),
+        cached(segments.applied, torch.float32, device),
         cached(tuple(map(int, segments.nesterov)), torch.int32, device),
         search.scopes if search else nothing, search.thresholds if search else residual,
         velocity if velocity is not None else residual, residual, search.words if search else nothing,

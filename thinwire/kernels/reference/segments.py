@@ -13,7 +13,8 @@ from torch import Tensor
 class Segments:
     """One row a parameter: where its state starts in the flat vectors, and what its optimizer group says.
 
-    ``weights`` holds the parameter where weight decay is applied here, else None.
+    ``weights`` holds the parameter where weight decay is applied here, else None. ``applied`` is how many times it is
+    taken off what is kept, because it is applied without being sent (see ``accumulate``).
     """
 
     starts: tuple[int, ...]
@@ -21,6 +22,7 @@ class Segments:
     nesterov: tuple[bool, ...]
     decay: tuple[float, ...]
     weights: tuple[Tensor | None, ...]
+    applied: tuple[float, ...]
 
     def decayed(self, place: int, grad: Tensor) -> Tensor:  # (m,) float32 -> (m,) float32
         weight = self.weights[place]
@@ -59,10 +61,10 @@ def accumulate(
 ) -> Tensor | None:  # -> (c,) int64 or None
     """Add the gradients to the residual, through the velocity where there is one (DGC, Eq. 4 and 7), in place.
 
-    d = g + decay w; u = m u + d; v = v + u, or v + d + m u for Nesterov; without velocity v = v + g. With
-    ``thresholds``, one a part, the flat indices of all elements with |v| >= threshold are returned in rising order, or
-    None when they are more than ``capacity``. Where ``flag`` is given, an element of a gradient that is not finite
-    counts as zero and sets it to one.
+    d = g + decay w; u = m u + d; v = v + (u - applied w), or v + (d + m u - applied w) for Nesterov; without velocity
+    v = v + g. With ``thresholds``, one a part, the flat indices of all elements with |v| >= threshold are returned in
+    rising order, or None when they are more than ``capacity``. Where ``flag`` is given, an element of a gradient that
+    is not finite counts as zero and sets it to one.
     """
     if flag is not None:
         parts = _only_finite(parts, flag)
@@ -75,10 +77,9 @@ def accumulate(
             u, m = velocity[start : start + part.numel()], segments.momentum[place]
             grad = segments.decayed(place, part)
             u.mul_(m).add_(grad)
-            if segments.nesterov[place]:
-                v.add_(grad).add_(u, alpha=m)
-            else:
-                v.add_(u)
+            step = grad + m * u if segments.nesterov[place] else u
+            weight = segments.weights[place]
+            v.add_(step if weight is None else step - segments.applied[place] * weight)
         if thresholds is not None and thresholds[place] != float("inf"):
             found.append(torch.nonzero(~(v.abs() < thresholds[place])).flatten() + start)
     total = sum(indices.numel() for indices in found)

@@ -41,6 +41,7 @@ OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"
 OUR_SETTING = "density=0.006,factor_masking=false"  # DGC as it is by default, beside the values
 RESCALED = "density=0.006,values=int8,factor_masking=false,lr_rescaling=true"
 MASKED = "density=0.006,values=int8,factor_masking=true"
+UNMASKED = MASKED.replace("true", "false")
 GLOBAL = "density=0.006,values=int8,scope=model,factor_masking=true"  # the whole model's largest, and masked
 MODEL = "density=0.006,values=int8,scope=model,factor_masking=false"
 MORE_GTOPK = "gtopk:density=0.03,momentum_correction=true"
@@ -98,7 +99,7 @@ EARLIER: dict[str, str] = {
     "an4-rescaled-s0": f"{AN4} --method dgc:{RESCALED},warmup=116",
     # ResNet-110 with half the learning rate: at 0.2 dense itself begins with losses above that of guessing.
     "r110-half-dense-s0": f"{R110},lr=0.1 --epochs 30 --method dense",
-    "r110-half-ours-s0": f"{R110},lr=0.1 --epochs 30 --method {OURS}",
+    "r110-half-ours-s0": f"{R110},lr=0.1 --epochs 30 --method dgc:{UNMASKED},{WARM}",
     "r110-half-masked-s0": f"{R110},lr=0.1 --epochs 30 --method dgc:{MASKED},{WARM}",
     # dist-EF-blockSGDM: 8 workers of 32 images, with and without momentum (Figure 2).
     "r20x8-signum-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method signsgd:topology=server",

@@ -1,6 +1,6 @@
-"""What DGC's selection, masking, rescaling and density are worth on networks of many layers, on a part of CIFAR-10.
+"""What parts of DGC (selection, masking, rescaling, decay, density) are worth on networks of many layers.
 
-    python benchmarks/scope_and_masking.py --data DIR [--network vgg|resnet56] [--seed 0]
+    python benchmarks/scope_and_masking.py --data DIR [--network vgg|resnet56] [--seed 0] [--only '*decay*']
 
 A narrow VGG-16, whose layers differ much, or ResNet-56 on images of half the size. 4 workers of 32 images as threads,
 12,800 images, 6 epochs (600 steps), on one core: three or six minutes a method.
@@ -9,6 +9,7 @@ A narrow VGG-16, whose layers differ much, or ResNet-56 on images of half the si
 from __future__ import annotations
 
 import argparse
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ WARM = "warmup=200"
 METHODS = {
     "dense": "dense",
     "each tensor's largest": f"dgc:{WARM}",
+    "each tensor's largest, the decay waits": f"dgc:{WARM},direct_decay=false",
     "each tensor's largest 5 %": f"dgc:{WARM},density=0.05",
     "each tensor's largest, masked": f"dgc:{WARM},factor_masking=true",
     "the model's largest": f"dgc:{WARM},scope=model",
@@ -30,6 +32,8 @@ METHODS = {
     "the model's largest, masked, rescaled": f"dgc:{WARM},scope=model,factor_masking=true,lr_rescaling=true",
     "the largest of all ranks": f"gtopk:{WARM},density=0.01",
     "the largest of all ranks, masked": f"gtopk:{WARM},density=0.01,factor_masking=true",
+    "the largest 3 % of all ranks": f"gtopk:{WARM}",
+    "the largest 3 % of all ranks, the decay waits": f"gtopk:{WARM},direct_decay=false",
     "PowerSGD, rank 1": "powersgd:rank=1",
     "PowerSGD, rank 4": "powersgd:rank=4",
 }
@@ -72,9 +76,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--network", choices=NETWORKS, default="vgg")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="*", help="the rows to run, as a pattern of their names")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    compare(NETWORKS[options.network](options.data), METHODS, WORKERS, EPOCHS, options.seed)
+    methods = {name: method for name, method in METHODS.items() if fnmatchcase(name, options.only)}
+    compare(NETWORKS[options.network](options.data), methods, WORKERS, EPOCHS, options.seed)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def test_listing_stops_at_its_capacity(monkeypatch: pytest.MonkeyPatch, threads:
     for capacity, fits in ((expected.numel(), True), (expected.numel() - 1, False), (10, False), (300_000, True)):
         listing = torch.empty(cpu.listing_entries(capacity), dtype=torch.int32)
         places = torch.empty(capacity, dtype=torch.int32)
-        found = cpu.accumulate([grad], segments, None, torch.zeros(300_000), [2.0], capacity, None, (listing, places))
+        found = cpu.accumulate([grad], segments, None, torch.zeros(300_000), [2.0], capacity, room=(listing, places))
         assert (found is not None) == fits
         assert found is None or (torch.equal(found.to(torch.int64), expected) and found.data_ptr() == places.data_ptr())
 

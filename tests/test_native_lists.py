@@ -62,6 +62,13 @@ def test_what_waited_is_rescaled_in_the_same_pass(
         assert torch.equal(found, torch.nonzero(expected.abs() >= 2.5).flatten()), home
 
 
+def test_a_library_whose_functions_take_other_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not isinstance(native.load(native._PATH), str)
+    monkeypatch.setattr(native, "_ABI", native._ABI + 1)
+    why = native.load(native._PATH)
+    assert isinstance(why, str) and why.endswith("_native.so was built from other sources; reinstall thinwire")
+
+
 @pytest.mark.parametrize("levels", [1, 3, 1000, 10**9])
 @pytest.mark.parametrize("k", [1, 5_000, 19_999])
 def test_the_best_of_many_candidates(levels: int, k: int) -> None:

@@ -194,6 +194,12 @@ def test_settings_are_checked() -> None:
             with pytest.raises(ValueError, match=f"{name} must be {wanted}, not '{text}'"):
                 recipe.set(name, text)
     assert recipe.batch_size == 64
+    assert RECIPES["cifar10-vgg16"].read_setting("lr_warmup", "0.25") == 0.25
+    for text in ("1.1", "-0.1", "nan", "four"):
+        with pytest.raises(ValueError, match=f"lr_warmup must be a share of the run, from 0 to 1, not '{text}'"):
+            RECIPES["cifar10-vgg16"].read_setting("lr_warmup", text)
+    with pytest.raises(ValueError, match="no setting 'lr_warmup'"):  # its schedule has none
+        RECIPES["mnist-lenet"].read_setting("lr_warmup", "0.1")
 
 
 def test_image_recipes_take_another_solver(folder: Path) -> None:

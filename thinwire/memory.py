@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import accumulate, error_step, watch, zero_at
-from thinwire.layout import Layout, Segment, Turn
+from thinwire.layout import Layout, Turn
 from thinwire.named_state import NamedState
 from thinwire.payloads import Accepted
 
@@ -224,36 +224,39 @@ class RateRatio:
     """eta_{t-1} / eta_t of every parameter: an error is stored in units of the step size that it missed.
 
     A learning rate of zero applies nothing, so the error keeps the units of the last rate that was not zero; what an
-    exchange does to it meanwhile is undone (``hold`` before, ``release`` after).
+    exchange does to it between ``begin`` and ``end`` is undone.
     """
 
     def __init__(self) -> None:
         self.rates: dict[str, float] = {}
         self._before: dict[str, float | None] = {}  # the exchange that is not settled yet
+        self._held: list[tuple[slice, Tensor]] = []  # errors whose learning rate is zero, as they were
 
     def rescale(self, name: str, rate: float) -> float:
         """Return the ratio of the stored rate and ``rate``, 1 where one of them is zero."""
         previous = self.rates.get(name, 0.0)
         return previous / rate if previous and rate else 1.0
 
-    @staticmethod
-    def hold(turn: Turn, error: Tensor) -> list[tuple[slice, Tensor]]:
-        """Return copies of the errors whose learning rate is zero."""
-        pairs = zip(turn.layout.segments, turn.hypers, strict=True)
-        return [(segment.span, error[segment.span].clone()) for segment, hyper in pairs if hyper.lr == 0]
-
-    @staticmethod
-    def release(held: list[tuple[slice, Tensor]], error: Tensor) -> None:
-        for span, copy in held:
-            error[span] = copy
-
-    def advance(self, turn: Turn) -> Iterator[tuple[Segment, float]]:
-        """Yield every segment with its ratio, and remember the current rates."""
-        for segment, hyper in zip(turn.layout.segments, turn.hypers, strict=True):
-            yield segment, self.rescale(segment.name, hyper.lr)
+    def begin(self, turn: Turn, error: Tensor) -> list[float]:  # (n,) float32
+        """Return every segment's ratio, and remember the current rates."""
+        pairs = list(zip(turn.layout.segments, turn.hypers, strict=True))
+        self._held = [(segment.span, error[segment.span].clone()) for segment, hyper in pairs if hyper.lr == 0]
+        ratios = [self.rescale(segment.name, hyper.lr) for segment, hyper in pairs]
+        for segment, hyper in pairs:
             if hyper.lr:
                 self._before[segment.name] = self.rates.get(segment.name)
                 self.rates[segment.name] = hyper.lr
+        return ratios
+
+    def end(self, error: Tensor) -> None:  # (n,) float32
+        for span, copy in self._held:
+            error[span] = copy
+
+    def applied(self, indices: Tensor) -> Tensor:  # (k,) -> (at most k,)
+        """Those of the indices whose learning rate is not zero."""
+        for span, _ in self._held:
+            indices = indices[(indices < span.start) | (indices >= span.stop)]
+        return indices
 
     def settled(self) -> None:
         self._before.clear()
@@ -292,7 +295,6 @@ class MomentumCorrection(_Stateful):
         super().__init__(dtype)
         self.masking, self.direct = masking, direct
         self.ratio = RateRatio() if rescaling else None
-        self._held: list[tuple[slice, Tensor]] = []
 
     def applied(self, turn: Turn) -> tuple[float, ...]:
         shares = tuple(hyper.steady_decay for hyper in turn.hypers) if self.direct else ()
@@ -302,19 +304,16 @@ class MomentumCorrection(_Stateful):
         ratios = None
         if self.ratio is not None:
             residual = self.state.flat("residual", turn.layout, as_parts(turn.layout, grad)[0].device)
-            self._held = self.ratio.hold(turn, residual)
-            ratios = [ratio for _, ratio in self.ratio.advance(turn)]
+            ratios = self.ratio.begin(turn, residual)
         coded_decay = not (self.direct and self.masking)
         return self._accumulate(turn, grad, scout, with_velocity=True, coded_decay=coded_decay, ratios=ratios)
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
         if self.ratio is not None:
-            self.ratio.release(self._held, x)
+            self.ratio.end(x)
         if self.masking and accepted.sent is not None:
-            sent = accepted.sent
-            for span, _ in self._held:  # a rate of zero: nothing of it was applied
-                sent = sent[(sent < span.start) | (sent >= span.stop)]
+            sent = accepted.sent if self.ratio is None else self.ratio.applied(accepted.sent)
             zero_at(self.state.flat("velocity", turn.layout, x.device), sent)
 
 
@@ -333,13 +332,11 @@ class RescaledError(_Stateful):
         super().__init__(dtype)
         self.momentum_moved = momentum_moved
         self.ratio = RateRatio()
-        self._held: list[tuple[slice, Tensor]] = []
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
         parts = as_parts(turn.layout, grad)
         residual = self.state.flat("residual", turn.layout, parts[0].device)
-        self._held = self.ratio.hold(turn, residual)
-        ratios = [ratio for _, ratio in self.ratio.advance(turn)]
+        ratios = self.ratio.begin(turn, residual)
         moved = self.momentum_moved and any(hyper.momentum for hyper in turn.hypers)
         velocity = self.state.flat("velocity", turn.layout, parts[0].device) if moved else None
         error_step(parts, turn.segments(with_decay=self.momentum_moved), ratios, velocity, residual, turn.alarm.flag)
@@ -347,7 +344,7 @@ class RescaledError(_Stateful):
 
     def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
-        self.ratio.release(self._held, x)
+        self.ratio.end(x)
 
 
 class LocalClipping:

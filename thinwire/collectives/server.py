@@ -188,15 +188,15 @@ class BlockSignServer(Server):
         error = self.state.flat("residual", shard.layout, device)
         self._starts.update({piece.segment.name: piece.start for piece in shard.pieces})
         served = shard.turn(turn)
-        held = self.ratio.hold(served, error)
-        for segment, ratio in self.ratio.advance(served):
+        ratios = self.ratio.begin(served, error)
+        for segment, ratio in zip(served.layout.segments, ratios, strict=True):
             error[segment.span].mul_(ratio)
         add_mean_of_signs(error, given, runs)
         blocks = shard.server_runs(self.block)
         sent = SignsOf((error,), sign_scales(error, blocks), blocks)
         reply = SignsCodec().encode(turn, sent, dense, nbytes, out)
         sent.subtract_from(error)
-        self.ratio.release(held, error)
+        self.ratio.end(error)
         return reply
 
     def read(

@@ -212,16 +212,9 @@ def accumulate(
     room: tuple[Tensor, Tensor] | None = None,
     ratios: Sequence[float] | None = None,
 ) -> Any:
-    """With ``ratios``, one a part, the residual is multiplied by them before: natively in the same pass."""
-    if _home(residual) is cpu:
-        return cpu.accumulate(parts, segments, velocity, residual, thresholds, capacity, flag, room, ratios)
-    assert room is None, "only native"
-    if ratios is not None:
-        rows = zip(ratios, segments.starts, parts, strict=True)
-        changed = [(ratio, residual[at : at + part.numel()]) for ratio, at, part in rows if ratio != 1.0]
-        if changed:
-            torch._foreach_mul_([span for _, span in changed], [ratio for ratio, _ in changed])
-    return _home(residual).accumulate(parts, segments, velocity, residual, thresholds, capacity, flag)
+    if room is not None:  # only native
+        return cpu.accumulate(parts, segments, velocity, residual, thresholds, capacity, flag, ratios, room)
+    return _home(residual).accumulate(parts, segments, velocity, residual, thresholds, capacity, flag, ratios)
 
 
 def search(

@@ -117,8 +117,8 @@ def accumulate(
     thresholds: Sequence[float] | None,
     capacity: int,
     flag: Tensor | None = None,
-    room: tuple[Tensor, Tensor] | None = None,
     ratios: Sequence[float] | None = None,
+    room: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | None:
     """With ``room``, the places are int32 and lie in the second tensor; the first, longer by ``listing_entries``, is
     used on the way and free afterwards."""

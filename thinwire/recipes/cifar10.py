@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from thinwire.bench.paper_settings import PAPER_DGC
 from thinwire.recipes.data import cifar10
 from thinwire.recipes.images import ImageRecipe
 from thinwire.recipes.models.cifarnet import cifarnet
@@ -54,11 +53,10 @@ class Cifar10Resnet20(Cifar10):
 
 
 class Cifar10Resnet110(Cifar10):
-    """1,727,962 parameters."""
+    """1,727,962 parameters. In short runs give the learning rate time to rise: `lr_warmup=0.1333` is 4 of 30 epochs."""
 
     name = "cifar10-resnet110"
     summary = "CIFAR-10, ResNet-110 of 1.7 million parameters (DGC's Figure 3)"
-    default_method = f"{PAPER_DGC},warmup=388"  # the best of what was measured, and not as good as dense
 
     def model(self) -> nn.Module:
         return resnet(110)

@@ -28,7 +28,7 @@ from thinwire.kernels.gpu.candidates import (
 from thinwire.kernels.gpu.choose import choose_edge, count_accepted, write_accepted
 from thinwire.kernels.gpu.recorded import Recorder
 from thinwire.kernels.gpu.tables import TILE, WORDS, Tiles, cached, pointers, tiles_of
-from thinwire.kernels.reference import Segments
+from thinwire.kernels.reference import Segments, rescale
 
 _CHUNK = 4096  # candidates that one program holds in registers
 _BLOCK = 1024  # candidates that one program passes over
@@ -158,12 +158,16 @@ def accumulate(
     search: Search | None,
     capacity: int = 0,
     flag: Tensor | None = None,
+    ratios: Sequence[float] | None = None,
 ) -> Search | None:
-    """The reference's accumulate in one pass; with a search, what it wants is chosen at once and lies in it.
+    """The reference's accumulate in one pass (rescaling is a pass of its own); with a search, what it wants is chosen
+    at once and lies in it.
 
     An element that is not finite counts as zero, so that it never enters the memory, and raises the flag: the search's
     own where there is one.
     """
+    if ratios is not None:
+        rescale(parts, segments, residual, ratios)
     device, numels = residual.device, tuple(part.numel() for part in parts)
     tiles: Tiles = tiles_of(numels, device)
     if search is not None:

@@ -63,6 +63,7 @@ from thinwire.kernels.reference.segments import (
     accumulate,
     error_step,
     first_nonfinite,
+    rescale,
     watch,
 )
 from thinwire.kernels.reference.selection import (
@@ -102,6 +103,7 @@ __all__ = [
     "pack_trits",
     "pack_uints",
     "remaining",
+    "rescale",
     "rice_decode",
     "rice_encode",
     "rice_indices",

@@ -58,16 +58,19 @@ def accumulate(
     thresholds: Sequence[float] | None,
     capacity: int,
     flag: Tensor | None = None,
+    ratios: Sequence[float] | None = None,
 ) -> Tensor | None:  # -> (c,) int64 or None
     """Add the gradients to the residual, through the velocity where there is one (DGC, Eq. 4 and 7), in place.
 
     d = g + decay w; u = m u + d; v = v + (u - applied w), or v + (d + m u - applied w) for Nesterov; without velocity
     v = v + g. With ``thresholds``, one a part, the flat indices of all elements with |v| >= threshold are returned in
     rising order, or None when they are more than ``capacity``. Where ``flag`` is given, an element of a gradient that
-    is not finite counts as zero and sets it to one.
+    is not finite counts as zero and sets it to one. With ``ratios``, one a part, v is multiplied by them before.
     """
     if flag is not None:
         parts = _only_finite(parts, flag)
+    if ratios is not None:
+        rescale(parts, segments, residual, ratios)
     found = []
     for place, (part, start) in enumerate(zip(parts, segments.starts, strict=True)):
         v = residual[start : start + part.numel()]
@@ -86,6 +89,14 @@ def accumulate(
     if thresholds is None or total > capacity:
         return None
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64, device=residual.device)
+
+
+def rescale(parts: Sequence[Tensor], segments: Segments, residual: Tensor, ratios: Sequence[float]) -> None:
+    """Multiply the residual, (n,), by the ratios of its parts, in place."""
+    rows = zip(ratios, segments.starts, parts, strict=True)
+    changed = [(ratio, residual[at : at + part.numel()]) for ratio, at, part in rows if ratio != 1.0]
+    if changed:
+        torch._foreach_mul_([span for _, span in changed], [ratio for ratio, _ in changed])
 
 
 def error_step(

@@ -62,7 +62,9 @@ class Exchange(Generic[P]):
 
     def _told(self, turn: Turn) -> Turn:
         """The turn with what the memory leaves to be applied without being sent."""
-        return replace(turn, applied=self.memory.applied(turn))
+        applied = self.memory.applied(turn)
+        assert not applied or self.collective.adds_applied, "what the memory takes off would be lost"
+        return replace(turn, applied=applied)
 
     def _exchange(self, turn: Turn, parts: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds

@@ -178,7 +178,7 @@ class Turn:
 
     ``hypers`` and ``weights`` run parallel to ``layout.segments``; ``weights`` are the parameters, read by methods that
     move weight decay in front of the compression. ``applied``, parallel to them or empty, is how many times its weights
-    are added to a parameter's mean on every rank alike, without being sent; a memory takes that off what it keeps.
+    are added to a coded segment's mean on every rank alike, without being sent; a memory takes that off what it keeps.
     """
 
     layout: Layout
@@ -201,9 +201,9 @@ class Turn:
         if current is not None and stop > start:
             yield slice(start, stop), current
 
-    def flat_weight(self, place: int) -> Tensor:  # -> (numel,) float32
-        """A segment's parameter, its elements as they lie in memory."""
-        return memory_flat(self.weights[place].detach()).to(torch.float32)
+    def flat_weight(self, place: int) -> Tensor:  # -> (numel,)
+        """A segment's parameter, its elements as they lie in memory, in its own type."""
+        return memory_flat(self.weights[place].detach())
 
     def segments(self, *, with_decay: bool, coded_decay: bool = True) -> Segments:
         """The rows that the kernels read; with weight decay where it acts in front of the compression: that of coded
@@ -211,7 +211,7 @@ class Turn:
         whose = [with_decay and (coded_decay or not segment.coded) for segment in self.layout.segments]
         decays = [hyper.decay if has else 0.0 for hyper, has in zip(self.hypers, whose, strict=True)]
         applied = self.applied or (0.0,) * len(decays)
-        weights = [self.flat_weight(place) if decay else None for place, decay in enumerate(decays)]
+        weights = [self.flat_weight(place).to(torch.float32) if decay else None for place, decay in enumerate(decays)]
         return Segments(
             starts=tuple(segment.start for segment in self.layout.segments),
             momentum=tuple(hyper.momentum for hyper in self.hypers),

@@ -252,7 +252,7 @@ class RateRatio:
         for span, copy in self._held:
             error[span] = copy
 
-    def applied(self, indices: Tensor) -> Tensor:  # (k,) -> (at most k,)
+    def that_moved(self, indices: Tensor) -> Tensor:  # (k,) -> (at most k,)
         """Those of the indices whose learning rate is not zero."""
         for span, _ in self._held:
             indices = indices[(indices < span.start) | (indices >= span.stop)]
@@ -278,10 +278,14 @@ class MomentumCorrection(_Stateful):
     2.3); tensors that travel dense are never masked, because all of their coordinates are always sent and masking
     would take their momentum away altogether.
 
-    With ``direct`` the decay need not wait: every rank knows the weights, so s w is added to the mean on all of them
-    without being sent, and taken off what waits: v = v + (u - s w). s = decay / (1 - m) is what momentum makes of the
-    decay of weights that stand still. Nothing is lost or added, whatever the weights do meanwhile, and with density 1
-    the result is SGD's. Masking would clear the decay's velocity, too: there u and v are without it.
+    With ``direct`` the decay need not wait: every rank knows the weights, so s w is added to the mean of coded tensors
+    on all of them without being sent, and taken off what waits: v = v + (u - s w). s = decay / (1 - m) is what momentum
+    makes of the decay of weights that stand still. Nothing is lost or added, whatever the weights do meanwhile, and
+    with density 1 the result is SGD's.
+
+    Both together: masking would clear the decay's velocity, too, so u and v are without it and s w alone is applied, as
+    in the code of DGC's authors. A gradient then loses velocity whenever its element is sent and the decay does not:
+    beside each other the decay is the stronger, up to 1 / (1 - m) times where an element is sent at every step.
 
     With ``rescaling`` v = (eta_{t-1} / eta_t) v + u, as in dist-EF-blockSGDM (Algorithm 4): what waits is applied with
     the learning rates of the steps that it comes from, and not with the one at which it leaves.
@@ -297,7 +301,10 @@ class MomentumCorrection(_Stateful):
         self.ratio = RateRatio() if rescaling else None
 
     def applied(self, turn: Turn) -> tuple[float, ...]:
-        shares = tuple(hyper.steady_decay for hyper in turn.hypers) if self.direct else ()
+        if not self.direct:
+            return ()
+        rows = zip(turn.layout.segments, turn.hypers, strict=True)
+        shares = tuple(hyper.steady_decay if segment.coded else 0.0 for segment, hyper in rows)
         return shares if any(shares) else ()
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
@@ -313,7 +320,7 @@ class MomentumCorrection(_Stateful):
         if self.ratio is not None:
             self.ratio.end(x)
         if self.masking and accepted.sent is not None:
-            sent = accepted.sent if self.ratio is None else self.ratio.applied(accepted.sent)
+            sent = accepted.sent if self.ratio is None else self.ratio.that_moved(accepted.sent)
             zero_at(self.state.flat("velocity", turn.layout, x.device), sent)
 
 

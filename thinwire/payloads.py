@@ -256,17 +256,21 @@ class DenseResult:
 def clear(turn: Turn, parts: Sequence[Tensor]) -> None:
     """What entries are added to, in the coded ones of the vectors, one a segment: zeros, or what of the weights is
     applied without being sent."""
-    coded = list(parts[: len(turn.layout.coded)])
-    if not coded:
+    shares = turn.applied or (0.0,) * len(parts)
+    rows = [(part, place, shares[place]) for place, part in enumerate(parts[: len(turn.layout.coded)])]
+    zeros = [part for part, _, share in rows if not share]
+    decayed = [(part, turn.flat_weight(place), share) for part, place, share in rows if share]
+    if zeros:
+        torch._foreach_zero_(zeros)
+    if decayed and decayed[0][0].is_cuda:  # few launches
+        torch._foreach_copy_([part for part, _, _ in decayed], [weight for _, weight, _ in decayed])
+        torch._foreach_mul_([part for part, _, _ in decayed], [share for _, _, share in decayed])
         return
-    if not turn.applied:
-        torch._foreach_zero_(coded)
-    elif coded[0].is_cuda:  # few launches
-        torch._foreach_copy_(coded, [turn.flat_weight(place) for place in range(len(coded))])
-        torch._foreach_mul_(coded, list(turn.applied[: len(coded)]))
-    else:  # memory is passed over once
-        for place, part in enumerate(coded):
-            torch.mul(turn.flat_weight(place), turn.applied[place], out=part)
+    for part, weight, share in decayed:
+        if weight.dtype == part.dtype:  # memory is passed over once
+            torch.mul(weight, share, out=part)
+        else:
+            part.copy_(weight).mul_(share)
 
 
 def add_entries(layout: Layout, parts: Sequence[Tensor], contributions: Sequence[Sparse], size: int) -> None:
@@ -278,18 +282,12 @@ def add_entries(layout: Layout, parts: Sequence[Tensor], contributions: Sequence
         scatter_add(parts[:coded], starts, lists, 1.0 / size)
 
 
-def write_tail(turn: Turn, parts: Sequence[Tensor], tail: Tensor, size: int) -> None:  # (t,) float32
-    """Put a dense tail, divided by ``size``, into the vectors behind the coded ones, and on top of it what of their
-    weights is applied without being sent."""
-    coded = len(turn.layout.coded)
-    dense = list(parts[coded:])
-    if not tail.numel():
-        return
-    torch._foreach_copy_(dense, list(tail.split([part.numel() for part in dense])))
-    torch._foreach_div_(dense, float(size))
-    if turn.applied:
-        weights = [turn.flat_weight(place) for place in range(coded, len(parts))]
-        torch._foreach_add_(dense, torch._foreach_mul(weights, list(turn.applied[coded:])))
+def write_tail(layout: Layout, parts: Sequence[Tensor], tail: Tensor, size: int) -> None:  # (t,) float32
+    """Put a dense tail, divided by ``size``, into the vectors behind the coded ones."""
+    dense = list(parts[len(layout.coded) :])
+    if tail.numel():
+        torch._foreach_copy_(dense, list(tail.split([part.numel() for part in dense])))
+        torch._foreach_div_(dense, float(size))
 
 
 @dataclass(frozen=True)
@@ -299,7 +297,7 @@ class SparseResult:
     contributions: list[Sparse]
     tail: Tensor  # (t,) float32
     size: int
-    cleared: bool = False  # where it will be written there are zeros already
+    cleared: bool = False  # where it will be written ``clear`` was already
 
     def flat(self, turn: Turn) -> Tensor:  # -> (n,) float32
         out = torch.empty(turn.layout.numel, dtype=torch.float32, device=self.tail.device)
@@ -307,11 +305,11 @@ class SparseResult:
         return out
 
     def write(self, turn: Turn, parts: Sequence[Tensor]) -> None:
-        """Zeros everywhere, then the entries in rank order: no dense vector in between."""
+        """What ``clear`` puts there, then the entries in rank order: no dense vector in between."""
         if not self.cleared:
             clear(turn, parts)
         add_entries(turn.layout, parts, self.contributions, self.size)
-        write_tail(turn, parts, self.tail, self.size)
+        write_tail(turn.layout, parts, self.tail, self.size)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,8 +36,9 @@ class Memory(Protocol):
     watches: bool
 
     def applied(self, turn: Turn) -> tuple[float, ...]:
-        """Return how many times its weights are to be added to each segment's mean without being sent; empty: never.
-        What ``compensate`` returns then lacks as much."""
+        """Return how many times its weights are to be added to each coded segment's mean without being sent, 0 for the
+        others; empty: never. What ``compensate`` returns then lacks as much, and the collective must add it
+        (``adds_applied``)."""
         ...
 
     def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Gradient: ...  # -> (n,) float32
@@ -87,8 +88,10 @@ class Collective(Protocol[Taken]):
     Returns the mean, bit-equal on every rank, and what the group ACCEPTED of this rank's contribution: the memory keeps
     the rest. This is the only place where anything is divided by the number of ranks. ``into``, one vector a segment,
     is where the mean will go: a collective that learns it piece by piece may put it there at once, when the payload
-    has been sent.
+    has been sent. One that ``adds_applied`` puts the turn's ``applied`` on top of the mean.
     """
+
+    adds_applied: ClassVar[bool]
 
     def rounds(self, size: int) -> int:
         """How often the ranks of a group wait for each other in one exchange, one time after the other, what they agree

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oracles.dgc import clip, steady_decay
+from oracles.dgc import clip
 from oracles.optimizers import SGD, Adam
 from oracles.problem import Params, Problem
 from oracles.selection import copy, drop_ratio, flatten, kept, top_k, unflatten
@@ -47,7 +47,6 @@ def simulate(
                 m, d = optimizer.momentum_at(t), x + optimizer.weight_decay * flatten(w[r], names)
                 u[r] = m * u[r] + d
                 x = m * u[r] + d if optimizer.nesterov else u[r]
-                x = x - optimizer.weight_decay / (1 - m) * flatten(w[r], names)  # applied below, as in DGC's
             L.append(x)
             E[r] += x  # line 3
             mask = np.zeros(n)
@@ -69,8 +68,7 @@ def simulate(
             if momentum_correction:
                 assert isinstance(optimizer, SGD)
                 for name in names:
-                    decay = steady_decay(optimizer, t, name) * w[r][name]
-                    w[r][name] -= optimizer.lr_at(t, name) * (gradient[name] + decay)
+                    w[r][name] -= optimizer.lr_at(t, name) * gradient[name]
             else:
                 after[r](w[r], gradient, t)  # line 17
         if local is not None and (t + 1) % sync_every == 0:  # 3: "we periodically average the parameters"

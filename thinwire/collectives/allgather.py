@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class AllGather(StatelessCollective):
     memory.
     """
 
+    adds_applied: ClassVar[bool] = True
     codec: SparseCodec
     scratch: Scratch = field(default_factory=Scratch, compare=False)
 
@@ -97,6 +99,6 @@ class AllGather(StatelessCollective):
             if net.rank in ranks:
                 own = decoded[net.rank - first][0]
             add_entries(turn.layout, into, [sparse for sparse, _ in decoded], net.size)
-        write_tail(turn, into, total, net.size)
+        write_tail(turn.layout, into, total, net.size)
         assert own is not None, "this rank's frame is one of them"
         return WrittenResult(into), Accepted(own, tail, sent=own.indices)

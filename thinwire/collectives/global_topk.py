@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -135,6 +136,7 @@ class _Path:
 class GlobalTopK(StatelessCollective):
     """gTopKAllReduce as a butterfly: rank r merges with r xor 1, r xor 2, r xor 4 ..."""
 
+    adds_applied: ClassVar[bool] = True
     codec: SparseCodec
     scratch: Scratch = field(default_factory=Scratch, compare=False)
 

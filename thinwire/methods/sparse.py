@@ -62,10 +62,10 @@ def _check_corrected(method: DGC | GTopK) -> None:
 class DGC(Method):
     """Deep Gradient Compression: top-k of every tensor, momentum correction, factor masking, local clipping, warm-up.
 
-    The defaults are the setting that kept dense accuracy on ResNet-20, ResNet-110, an LSTM and a GRU where the paper's
-    did not (docs/design.md, "Defaults and why"): 0.6 % of every tensor with 8-bit values and no factor masking. It was
-    measured behind a warm-up of one to four epochs, whose length in steps is yours to give. What suits a network better
-    (docs/results.md):
+    The defaults are the setting that kept dense accuracy on ResNet-20, an LSTM and a GRU where the paper's did not, and
+    on ResNet-110 (docs/design.md, "Defaults and why"): 0.6 % of every tensor with 8-bit values and no factor masking.
+    It was measured behind a warm-up of one to four epochs, whose length in steps is yours to give. What suits a network
+    better (docs/results.md):
 
     - VGG-16: ``scope="model"``. In 30 epochs it lost nothing, and 0.6 points without (one seed)
     - LSTM and GRU, short schedules: ``lr_rescaling=True`` ended 1 % in perplexity and 3 points of error rate better
@@ -85,7 +85,8 @@ class DGC(Method):
 
     ``direct_decay``: all ranks know the weights, so weight decay need not wait until an element is sent. Every step
     applies what momentum makes of it, decay / (1 - m) times the weights, and takes that off what waits; nothing is lost
-    or added (see MomentumCorrection). The paper is silent; its authors' code decays beside the compression, too.
+    or added (see MomentumCorrection, also for what factor_masking changes). The paper is silent; its authors' code
+    decays beside the compression, too.
 
     Tensors of fewer than ``dense_below`` elements, and one-dimensional ones, travel dense in the same frame; 0
     compresses everything. ``warmup`` as a number is the length in steps of the paper's 25 %, 6.25 %, ... ramp.
@@ -287,8 +288,8 @@ class GradientDropping(Method):
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         kept = self.state_dtype
-        residual = MomentumCorrection(False, kept) if self.momentum_correction else ErrorFeedback(kept)
-        memory = clipped(residual, self.clip_norm, net)
+        own = MomentumCorrection(masking=False, dtype=kept, direct=False) if self.momentum_correction else None
+        memory = clipped(own or ErrorFeedback(kept), self.clip_norm, net)
         scratch = Scratch()
         compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False, scratch=scratch)
         collective = AllGather(SparseCodec(), scratch)

@@ -123,7 +123,7 @@ EARLIER: dict[str, str] = {
     **seeds("m30k-sum", f"{M30K} --method dropping:{DROP},local=sum,sync_every=500", 2),
     "m30k-error-s0": f"{M30K} --method dropping:{DROP},local=error,sync_every=500",
     "m30k-partial-never-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=1000000",
-    **seeds("m30k-dense", f"{M30K} --method dense", 2),
+    **seeds("m30k-dense", f"{M30K} --method dense", 3),
     # Values of 8 bits, and what each part of DGC is worth, over 60 epochs.
     **seeds("r20-int8", f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int8"),
     "r20-unmasked-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{WARM},{VALUES},factor_masking=false",
@@ -198,17 +198,21 @@ LATER: dict[str, str] = {
     **seeds("r20-short-direct-masked", f"{R20} --epochs 30 --method dgc:{MASKED},{WARM}"),
     **seeds("r20l-direct-dgc", f"{R20} --epochs 100 --method {DGC}"),
     **seeds("r20l-direct", f"{R20} --epochs 100 --method {OURS}"),
-    "vgg-direct-s0": f"{VGG} --epochs 30 --method {OURS}",
-    "vgg-direct-model-s0": f"{VGG} --epochs 30 --method dgc:{MODEL},{WARM}",
+    **seeds("vgg-direct", f"{VGG} --epochs 30 --method {OURS}", 2),
+    **seeds("vgg-direct-model", f"{VGG} --epochs 30 --method dgc:{MODEL},{WARM}", 2),
     "vgg-direct-masked-s0": f"{VGG} --epochs 30 --method dgc:{MASKED},{WARM}",
     # ResNet-110: the learning rate rises for four epochs, as it does in 140, and not for one.
     **seeds("r110-warm-dense", f"{R110},{SLOWLY} --epochs 30 --method dense", 2),
     **seeds("r110-warm", f"{R110},{SLOWLY} --epochs 30 --method {OURS}", 2),
     "r110-warm-masked-s0": f"{R110},{SLOWLY} --epochs 30 --method dgc:{MASKED},{WARM}",
     "r110-warm-dgc-s0": f"{R110},{SLOWLY} --epochs 30 --method {DGC}",
+    "r110-warm-model-s0": f"{R110},{SLOWLY} --epochs 30 --method dgc:{MODEL},{WARM}",
+    "r110-warm-waiting-s0": f"{R110},{SLOWLY} --epochs 30 --method {OURS},{WAITING}",
+    "r110-warm-gtopk-s0": f"{R110},{SLOWLY} --epochs 30 --method {MORE_GTOPK},{WARM}",
     # Global top-k with 8 workers; local gradients with three times the entries.
     "r20x8-direct-gtopk-0.03-s0": f"{R20} --workers 8 --epochs 30 --method {MORE_GTOPK},{WARM}",
-    **seeds("m30k-partial-0.03", f"{M30K} --method dropping:density=0.03,{PARTIAL}", 2),
+    **seeds("m30k-partial-0.03", f"{M30K} --method dropping:density=0.03,{PARTIAL}", 3),
+    **seeds("m30k-partial-0.05", f"{M30K} --method dropping:density=0.05,{PARTIAL}", 2),
 }
 
 

@@ -157,7 +157,16 @@ def readable_stats(group: dist.ProcessGroup) -> None:
         training.step(step)
     first = training.wire.stats
     text = str(first)
-    for word in ("4 steps", "kB", "smaller than fp32", "s compressing", "s communicating", "residual norm"):
+    for word in (
+        "4 steps",
+        "kB",
+        ", ratio ",
+        "link ratio ",
+        "density 0.02",
+        "s compressing",
+        "s communicating",
+        "residual norm",
+    ):
         assert word in text, text
     assert first.ratio > 10 and first.link_ratio > 1 and first.residual_norm > 1
     for seconds in (first.seconds_compensating, first.seconds_compressing, first.seconds_communicating):

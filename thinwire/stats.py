@@ -80,7 +80,11 @@ class Stats:
         return dense / self.bytes_sent if self.bytes_sent else None
 
     def __str__(self) -> str:
-        ratio = "nothing sent" if self.ratio is None else f"{self.ratio:.1f}x smaller than fp32"
+        ratio = "nothing sent" if self.ratio is None else f"ratio {self.ratio:.1f}x"
+        if self.link_ratio is not None:
+            ratio += f", link ratio {self.link_ratio:.1f}x"
+        if self.density is not None:  # which tells how far a warm-up is
+            ratio += f", density {self.density:.3g}"
         before = f" (after {self.steps_before} before it was loaded)" if self.steps_before else ""
         beside = f", {readable_bytes(self.bytes_aside)} {ASIDE}" if self.bytes_aside > SHOWN * self.bytes_sent else ""
         slow = "" if self.slowest_rank is None else f"; rank {self.slowest_rank} is the slowest: {self.slow_because}"

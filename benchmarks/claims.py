@@ -118,7 +118,7 @@ EARLIER: dict[str, str] = {
     "r20x8-still-dense-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method dense",
     # Local gradients (Tables 1 and 2, Figures 1 to 3).
     "m30k-dropping-s0": f"{M30K} --method dropping:{DROP}",
-    **seeds("m30k-partial", f"{M30K} --method dropping:{DROP},local=partial,sync_every=500", 2),
+    **seeds("m30k-partial", f"{M30K} --method dropping:density=0.01,{PARTIAL}", 2),
     "m30k-partial-often-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=100",
     **seeds("m30k-sum", f"{M30K} --method dropping:{DROP},local=sum,sync_every=500", 2),
     "m30k-error-s0": f"{M30K} --method dropping:{DROP},local=error,sync_every=500",
@@ -172,7 +172,7 @@ EARLIER: dict[str, str] = {
     "r110-ours-s0": f"{R110} --epochs 30 --method {OURS}",
     "r110-dense-s0": f"{R110} --epochs 30 --method dense",
     "m30k-gru-dropping-s0": f"{M30K_GRU} --method dropping:{DROP}",
-    "m30k-gru-partial-s0": f"{M30K_GRU} --method dropping:{DROP},local=partial,sync_every=500",
+    "m30k-gru-partial-s0": f"{M30K_GRU} --method dropping:density=0.01,{PARTIAL}",
     "m30k-gru-dense-s0": f"{M30K_GRU} --method dense",
     "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method {PAPER_GTOPK},{WARM}",
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},momentum_correction=true,values=int8",

@@ -288,8 +288,9 @@ class GradientDropping(Method):
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         kept = self.state_dtype
-        own = MomentumCorrection(masking=False, dtype=kept, direct=False) if self.momentum_correction else None
-        memory = clipped(own or ErrorFeedback(kept), self.clip_norm, net)
+        corrected = self.momentum_correction
+        residual = MomentumCorrection(masking=False, dtype=kept, direct=False) if corrected else ErrorFeedback(kept)
+        memory = clipped(residual, self.clip_norm, net)
         scratch = Scratch()
         compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False, scratch=scratch)
         collective = AllGather(SparseCodec(), scratch)

@@ -54,6 +54,8 @@ DROP = "density=0.01,warmup=339"
 PARTIAL = "warmup=339,local=partial,sync_every=500"
 SLOWLY, STEEPLY = "lr_warmup=0.1333", "lr_warmup=0.0286"
 WAITING = "direct_decay=false"
+BALANCED = "density=0.006,values=int8,scope=balanced,factor_masking=false"
+BALANCED_DROP = "values=int8,scope=balanced,dense_below=1024"
 MNIST = "--recipe mnist-lenet --epochs 5"
 
 
@@ -143,7 +145,7 @@ EARLIER: dict[str, str] = {
     "vgg-gtopk-ours-s0": f"{VGG} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true",
     "vgg-ours-s0": f"{VGG} --epochs 30 --method {OURS}",
     "vgg-dgc-s0": f"{VGG} --epochs 30 --method {DGC}",
-    "vgg-dense-s0": f"{VGG} --epochs 30 --method dense",
+    **seeds("vgg-dense", f"{VGG} --epochs 30 --method dense", 2),
     # What a thin link feels most of DGC is its warm-up: one epoch of it instead of four; and what PowerSGD really does.
     "vgg-dgc-brief-s0": f"{VGG} --epochs 30 --method dgc:{PAPER},warmup=97,{VALUES}",
     "vgg-powersgd-s0": f"{VGG} --epochs 30 --method powersgd:rank=1",
@@ -213,6 +215,20 @@ LATER: dict[str, str] = {
     "r20x8-direct-gtopk-0.03-s0": f"{R20} --workers 8 --epochs 30 --method {MORE_GTOPK},{WARM}",
     **seeds("m30k-partial-0.03", f"{M30K} --method dropping:density=0.03,{PARTIAL}", 3),
     **seeds("m30k-partial-0.05", f"{M30K} --method dropping:density=0.05,{PARTIAL}", 2),
+    "vgg-direct-gtopk-0.03-s0": f"{VGG} --epochs 30 --method {MORE_GTOPK},{WARM}",
+    **seeds("r20-short-direct-gtopk-0.03", f"{R20} --epochs 30 --method {MORE_GTOPK},{WARM}"),
+    # As many entries as the square roots of the tensors' sizes say.
+    **seeds("vgg-balanced", f"{VGG} --epochs 30 --method dgc:{BALANCED},{WARM}", 2),
+    **seeds("r20-short-balanced", f"{R20} --epochs 30 --method dgc:{BALANCED},{WARM}"),
+    **seeds("r20-balanced", f"{R20} --epochs 60 --method dgc:{BALANCED},{WARM}"),
+    **seeds("r20l-balanced", f"{R20} --epochs 100 --method dgc:{BALANCED},{WARM}"),
+    **seeds("r110-balanced", f"{R110},{SLOWLY} --epochs 30 --method dgc:{BALANCED},{WARM}", 2),
+    "ptb-balanced-s0": f"{PTB} --method dgc:{BALANCED},warmup=265",
+    "an4-balanced-s0": f"{AN4} --method dgc:{BALANCED},warmup=116",
+    **seeds("m30k-balanced", f"{M30K} --method dropping:density=0.03,{BALANCED_DROP},{PARTIAL}"),
+    "m30k-balanced-0.01-s0": f"{M30K} --method dropping:density=0.01,{BALANCED_DROP},{PARTIAL}",
+    "m30k-int8-s0": f"{M30K} --method dropping:density=0.03,values=int8,{PARTIAL}",
+    "m30k-gru-balanced-s0": f"{M30K_GRU} --method dropping:density=0.03,{BALANCED_DROP},{PARTIAL}",
 }
 
 

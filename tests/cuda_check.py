@@ -27,6 +27,7 @@ SPECS = [
     "dgc:density=0.05,clip_norm=1.0,values=fp16,indices=delta16,factor_masking=true",
     "dgc:density=0.05,values=int4,factor_masking=true",
     "dgc:density=0.05,scope=model,factor_masking=true",
+    "dgc:density=0.05,scope=balanced,dense_below=64",
     "dgc:density=0.05,lr_rescaling=true",
     "gtopk:density=0.05",
     "gtopk:density=0.05,factor_masking=true",
@@ -39,6 +40,7 @@ SPECS = [
     "blocksign:block=100,topology=server",
     "dropping:density=0.05",
     "dropping:density=0.05,local=partial,sync_every=5",
+    "dropping:density=0.05,scope=balanced,values=int8,dense_below=64,local=partial,sync_every=5",
     "signsgd",
     "signsgd:topology=server",
 ]

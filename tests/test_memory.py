@@ -424,7 +424,7 @@ def test_exchanges_lose_nothing(collective: type, values: str, indices: str) -> 
         run_exchange(
             size,
             2003,
-            lambda net: Exchange(ErrorFeedback(), TopK(0.02, per_tensor=collective is AllGather),
+            lambda net: Exchange(ErrorFeedback(), TopK(0.02, scope="tensor" if collective is AllGather else "model"),
                                  collective(SparseCodec(values, indices)), net),
             lambda rank, step: torch.from_numpy(
                 np.random.default_rng([rank, step]).standard_normal(2003).astype(np.float32)),
@@ -455,7 +455,7 @@ def test_frames_that_overflow_lose_nothing(collective: type) -> None:
                 return frame
 
         counting = Counting("fp32", "delta16")
-        return Exchange(ErrorFeedback(), TopK(k / (numel - 3), per_tensor=False), collective(counting), net)
+        return Exchange(ErrorFeedback(), TopK(k / (numel - 3), scope="model"), collective(counting), net)
 
     run_exchange(3, numel, make, gradient, steps=3)
     assert max(left_out) > 0, "the case is meant to overflow"

@@ -97,6 +97,8 @@ CASES = [
          {**SOME, "factor_masking": False, "direct_decay": False}),
         ("some dense, nesterov", NESTEROV, {**SOME, "factor_masking": False}),
         ("the whole model's, some dense", NESTEROV_DECAY, {**SOME, "dense_below": 20, "scope": "model"}),
+        ("balanced, some dense", NESTEROV_DECAY, {**SOME, "dense_below": 20, "scope": "balanced"}),
+        ("balanced, warmup", DECAY, {**ALL, "factor_masking": False, "scope": "balanced", "warmup": 7}),
         ("the whole model's, warmup", DECAY, {**ALL, "factor_masking": False, "scope": "model", "warmup": 7}),
         ("two groups", replace(DECAY, bias_group=True), ALL),
         ("onecycle", replace(DECAY, schedule="onecycle"), ALL),
@@ -197,6 +199,13 @@ CASES = [
         ("clip, correction", NESTEROV_DECAY, {**CLIPPED, "momentum_correction": True}),
         ("clip, partial, adam", Adam(), {**CLIPPED, "local": "partial", "sync_every": 7}),
         ("clip, sum", HEAVY, {**CLIPPED, "local": "sum", "sync_every": 7}),
+        ("each tensor's", DECAY, {"density": 0.1, "scope": "tensor"}),
+        ("each tensor's, partial, some dense, adam", Adam(),
+         {"density": 0.1, "scope": "tensor", "dense_below": 20, "local": "partial", "sync_every": 7}),
+        ("partial, some dense", HEAVY, {"density": 0.1, "dense_below": 20, "local": "partial", "sync_every": 7}),
+        ("balanced, sum", DECAY, {"density": 0.1, "scope": "balanced", "local": "sum", "sync_every": 7}),
+        ("each tensor's, error, exclude, warmup", NESTEROV,
+         {"density": 0.05, "scope": "tensor", "exclude": ("out.*",), "local": "error", "sync_every": 7, "warmup": 12}),
     ]),
 ]  # fmt: skip
 

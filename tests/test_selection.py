@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire.compressors import Sign, Ternarize, TopK
-from thinwire.compressors.topk import entries_kept
+from thinwire.compressors.quotas import entries_kept
 from thinwire.kernels import cpu, native, reference
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.schedules import ExponentialWarmup
@@ -139,17 +139,17 @@ def test_entries_kept() -> None:
 
 @QUICK
 @given(sizes=st.lists(st.sampled_from(SIZES[:4]), max_size=5), density=st.sampled_from([0.001, 0.01, 0.25, 1.0]),
-       per_tensor=st.booleans(), sampled=st.booleans())  # fmt: skip
-def test_scopes_of_topk(sizes: list[int], density: float, per_tensor: bool, sampled: bool) -> None:
+       scope=st.sampled_from(["tensor", "model"]), sampled=st.booleans())  # fmt: skip
+def test_scopes_of_topk(sizes: list[int], density: float, scope: str, sampled: bool) -> None:
     turn = turn_of(sizes)
     x = vector(3, sum(sizes), "ties")
-    compressor = TopK(density, per_tensor=per_tensor, sampled=sampled)
+    compressor = TopK(density, scope=scope, sampled=sampled)
     given_ = torch.from_numpy(x.copy())
     payload = compressor.compress(turn, given_, None, 0)
     assert np.array_equal(given_.numpy(), x), "x must not be changed"
     expected: list[int] = []
     start = 0
-    for size in sizes if per_tensor else [sum(sizes)]:
+    for size in sizes if scope == "tensor" else [sum(sizes)]:
         k = max(1, round(density * size)) if size else 0
         expected += [start + i for i in oracle(x[start : start + size], k)]
         start += size

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from thinwire.collectives.shards import WHOLE_BELOW
-from thinwire.cost.plans import Rows
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import Method
+from thinwire.methods.base import Rows
 from thinwire.protocols import Aggregator
 from thinwire.transport import Meanwhile, Net, Traffic
 
@@ -62,14 +62,17 @@ class DryNet:
         return
 
 
-def even_layout(method: Method, rows: Rows, size: int) -> Layout:
-    """A bucket's layout with every tensor made a little larger, so that all ranks serve shards of equal length."""
-    entries = []
-    for name, ordinal, shape in rows:
+def even_layouts(method: Method, exchanges: Sequence[Rows], size: int) -> list[Layout]:
+    """The layouts of a step with every tensor made a little larger, so that all ranks serve shards of equal length."""
+
+    def entry(name: str, ordinal: int, shape: torch.Size) -> tuple[str, int, int, bool]:
         coded = method.is_coded(name, shape)
         least = max(shape.numel(), WHOLE_BELOW) if coded else shape.numel()
-        entries.append((name, ordinal, -(-least // size) * size, coded))
-    return Layout.of(entries)
+        return name, ordinal, -(-least // size) * size, coded
+
+    entries = [[entry(*row) for row in rows] for rows in exchanges]
+    model = tuple(numel for rows in entries for _, _, numel, coded in rows if coded)
+    return [Layout.of(rows, model) for rows in entries]
 
 
 class Rehearsal:
@@ -116,4 +119,4 @@ class DryRun(Rehearsal):
     def __init__(self, method: Method, exchanges: Sequence[Rows], size: int, sgd: bool, device: torch.device) -> None:
         if size & (size - 1):
             raise ValueError(f"a dry run needs a power of two of ranks, not {size}")
-        super().__init__(method, [even_layout(method, rows, size) for rows in exchanges], DryNet(size), sgd, device)
+        super().__init__(method, even_layouts(method, exchanges, size), DryNet(size), sgd, device)

@@ -61,21 +61,27 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """The segments of one exchange: the coded ones first, then the dense tail, each in the order they were given."""
+    """The segments of one exchange: the coded ones first, then the dense tail, each in the order they were given.
+
+    ``model`` is the sizes of all coded tensors of the model, for what is divided between them whatever they share an
+    exchange with.
+    """
 
     segments: tuple[Segment, ...]
+    model: tuple[int, ...] = ()
 
     def __hash__(self) -> int:  # layouts are dictionary keys on the hot path
         return self.fingerprint
 
     @classmethod
-    def of(cls, entries: Sequence[tuple[str, int, int, bool]]) -> Layout:
-        """Build a layout from (name, ordinal, numel, coded) rows."""
+    def of(cls, entries: Sequence[tuple[str, int, int, bool]], model: tuple[int, ...] | None = None) -> Layout:
+        """Build a layout from (name, ordinal, numel, coded) rows, which are all of the model without ``model``."""
         segments, start = [], 0
         for name, ordinal, numel, coded in sorted(entries, key=lambda entry: not entry[3]):
             segments.append(Segment(name, ordinal, numel, start, coded))
             start += numel
-        return cls(tuple(segments))
+        whole = tuple(segment.numel for segment in segments if segment.coded) if model is None else model
+        return cls(tuple(segments), whole)
 
     @cached_property
     def numel(self) -> int:

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.cost import Bucket, ExchangeCost, Plan, Prediction, Workload, plan_exchange, predict
-from thinwire.cost.plans import Rows, exchanged_rows
+from thinwire.cost.plans import exchanged_rows
 from thinwire.cost.steps import BUCKET, FIRST_BUCKET
 from thinwire.dry import DryRun, Rehearsal
 from thinwire.layout import Layout
 from thinwire.methods import DGC, GradientDropping, GTopK, Method
+from thinwire.methods.base import Rows
 from thinwire.probe import Link, measure_link, meet, slowest_s
 from thinwire.transport import Net, TorchNet, aside
 
@@ -228,9 +229,9 @@ def measure_exchange(
     the computing is that of the rank that computes longest, and the rest of the slowest rank's time is the wire's.
     """
     whole = exchanges_of(method, work)
-    planned_s = _plan(method, [method.layout(rows) for rows in whole], net.size).seconds(link)
+    planned_s = _plan(method, layouts_of(method, whole), net.size).seconds(link)
     share = min(1.0, longest_s / max(1e-9, planned_s))
-    layouts = [method.layout(cut(rows, share, dense_below(method))) for rows in whole]
+    layouts = layouts_of(method, [cut(rows, share, dense_below(method)) for rows in whole])
     run = Rehearsal(method, layouts, net, optimizer_is_sgd, device)
     computed: list[float] = []
     on_wire: list[float] = []
@@ -260,6 +261,11 @@ def measure_exchange(
 def exchanges_of(method: Method, work: Workload) -> list[Rows]:
     """What a step's exchanges carry: found out before tensors are cut, which would change what fits into a group."""
     return [rows for rows, _ in exchanged_rows(method, [bucket.rows for bucket in work.buckets])]
+
+
+def layouts_of(method: Method, exchanges: Sequence[Rows]) -> list[Layout]:
+    model = [row for rows in exchanges for row in rows]
+    return [method.layout(rows, model=model) for rows in exchanges]
 
 
 def _plan(method: Method, layouts: Sequence[Layout], hosts: int) -> Plan:

@@ -158,9 +158,8 @@ class Stepper(Saver):
     def _layout(self, ordinals: tuple[int, ...]) -> Layout:
         layout = self._layouts.get(ordinals)
         if layout is None:
-            named = [(self._names[ordinal], ordinal) for ordinal in ordinals]
-            rows = [(name, place, self._parameters[name].shape) for name, place in named]
-            layout = self.method.layout(rows, compress=self._compresses)
+            model = [(name, place, self._parameters[name].shape) for place, name in enumerate(self._names)]
+            layout = self.method.layout([model[place] for place in ordinals], model=model, compress=self._compresses)
             self._layouts[ordinals] = layout
         return layout
 

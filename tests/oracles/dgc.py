@@ -6,7 +6,7 @@ import numpy as np
 
 from oracles.optimizers import SGD
 from oracles.problem import Params, Problem
-from oracles.selection import copy, excluded, exponential, flatten, kept, top_k, unflatten
+from oracles.selection import copy, excluded, exponential, flatten, quotas, top_k, unflatten
 
 
 def rate_ratio(sgd: SGD, t: int, name: str) -> float:
@@ -51,7 +51,7 @@ def simulate(
     dense = {n for n, x in w.items() if dense_below > 0 and (x.ndim < 2 or x.size < dense_below)}
     dense |= {name for name in w if excluded(name, exclude)}
     coded = [name for name in w if name not in dense]
-    scopes = [[name] for name in coded] if scope == "tensor" else [coded]
+    scopes = [coded] if scope == "model" else [[name] for name in coded]
     u = [{name: np.zeros_like(x) for name, x in w.items()} for _ in range(N)]  # Alg. 3 line 1
     v = [{name: np.zeros_like(x) for name, x in w.items()} for _ in range(N)]
     # u and v as in Eq. 4 and 7; Algorithms 3 and 4 swap the letters
@@ -81,10 +81,11 @@ def simulate(
             for name in dense:
                 total[name] += v[r][name]  # all of v, never masked
                 v[r][name][...] = 0
-            for names in scopes:
+            sizes = [sum(w[name].size for name in names) for names in scopes]
+            for names, k in zip(scopes, quotas(scope, exponential(t, density, warmup), sizes), strict=True):
                 x = flatten(v[r], names)
                 sent = np.zeros(x.size, bool)
-                sent[top_k(x, kept(exponential(t, density, warmup), x.size))] = True  # Alg. 3 lines 12-13
+                sent[top_k(x, k)] = True  # Alg. 3 lines 12-13
                 for name, mask in unflatten(sent, w, names).items():
                     total[name] += np.where(mask, v[r][name], 0)  # Alg. 3 lines 14 and 17
                     v[r][name][mask] = 0  # Alg. 3 line 15

@@ -10,7 +10,7 @@ import numpy as np
 from oracles.dgc import clip
 from oracles.optimizers import SGD, Adam
 from oracles.problem import Params, Problem
-from oracles.selection import copy, drop_ratio, flatten, kept, top_k, unflatten
+from oracles.selection import copy, drop_ratio, excluded, flatten, quotas, top_k, unflatten
 
 
 def simulate(
@@ -25,17 +25,25 @@ def simulate(
     warmup: int | None = None,
     momentum_correction: bool = False,
     clip_norm: float | None = None,
+    scope: str = "model",
+    dense_below: int = 0,
+    exclude: tuple[str, ...] = (),
 ) -> list[list[Params]]:
     """Parameters after each step, one dict per node: with local gradients they differ between averagings."""
     w = [problem.initial() for _ in range(N)]
     names = list(w[0])
     n = sum(x.size for x in w[0].values())
+    place = unflatten(np.arange(n), w[0], names)
+    small = {name for name, x in w[0].items() if dense_below > 0 and (x.ndim < 2 or x.size < dense_below)}
+    dense = [name for name in names if name in small or excluded(name, exclude)]
+    coded = [name for name in names if name not in dense]
+    scopes = [flatten(place, some) for some in ([coded] if scope == "model" else [[name] for name in coded]) if some]
     u = [np.zeros(n) for _ in range(N)]
     E = [np.zeros(n) for _ in range(N)]
     after = [optimizer.start() for _ in range(N)]  # each node has its own optimizer state
     trajectory = []
     for t in range(steps):
-        k = kept(drop_ratio(t, density, warmup), n)
+        share = drop_ratio(t, density, warmup)
         L, S = [], []
         for r in range(N):
             g = problem.gradient(w[r], r, t)  # line 2
@@ -50,7 +58,10 @@ def simulate(
             L.append(x)
             E[r] += x  # line 3
             mask = np.zeros(n)
-            mask[top_k(E[r], k)] = 1  # lines 4-5
+            for where, k in zip(scopes, quotas(scope, share, [each.size for each in scopes]), strict=True):
+                mask[where[top_k(E[r][where], k)]] = 1  # lines 4-5
+            for name in dense:
+                mask[place[name]] = 1
             S.append(mask * E[r])  # line 6
             E[r] = (1 - mask) * E[r]  # line 7
         G = np.sum(S, axis=0) / N  # line 8

@@ -15,6 +15,20 @@ def kept(density: float, numel: int) -> int:
     return max(1, round(density * numel))
 
 
+def balanced(density: float, sizes: list[int]) -> list[int]:
+    """k = min(n, c sqrt(n)) of every size n, c by bisection so that they are density * sum(n) together."""
+    n = np.array(sizes, float)
+    low, high = 0.0, float(np.sqrt(n.max(initial=1.0)))
+    for _ in range(200):
+        c = (low + high) / 2
+        low, high = (c, high) if np.minimum(n, c * np.sqrt(n)).sum() < density * n.sum() else (low, c)
+    return [max(1, round(float(k))) for k in np.minimum(n, high * np.sqrt(n))]
+
+
+def quotas(scope: str, density: float, sizes: list[int]) -> list[int]:
+    return balanced(density, sizes) if scope == "balanced" else [kept(density, size) for size in sizes]
+
+
 def top_k(x: np.ndarray, k: int) -> np.ndarray:
     """Indices of the k largest |x| of a vector; of equal ones the lower index wins (a stable sort)."""
     return np.argsort(-np.abs(x), kind="stable")[:k]

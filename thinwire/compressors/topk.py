@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.compressors.quotas import quotas
 from thinwire.kernels import (
     listing_entries,
     on_gpu,
@@ -25,11 +26,6 @@ from thinwire.scratch import Scratch
 
 _SEARCHED_DENSITY = 0.05  # beyond it the search's lists would need a good part of the gradient's memory,
 _SMALL_LAYOUT = 1 << 22  # which does not matter where that is small
-
-
-def entries_kept(density: float, numel: int) -> int:
-    """k = max(1, round(density * numel)), 0 of an empty vector."""
-    return max(1, round(density * numel)) if numel else 0
 
 
 class _Carried:
@@ -61,17 +57,18 @@ class _Carried:
 
 
 class TopK:
-    """Keeps k = max(1, round(density * numel)) entries of each scope; ties go to the lower index."""
+    """Keeps the k largest entries of each scope (thinwire/compressors/quotas.py); ties go to the lower index."""
 
     def __init__(
         self,
         final_density: float,
         warmup: Schedule | None = None,
-        per_tensor: bool = True,
+        scope: str = "tensor",
         sampled: bool = False,
         scratch: Scratch | None = None,
     ) -> None:
-        self.final_density, self.warmup, self.per_tensor, self.sampled = final_density, warmup, per_tensor, sampled
+        self.final_density, self.warmup, self.scope, self.sampled = final_density, warmup, scope, sampled
+        self.per_tensor = scope != "model"
         self.scratch = scratch if scratch is not None else Scratch()
         self.factor = 1.0  # above 1 where a guard asked for a denser setting
         self._carried: dict[str, _Carried] = {}
@@ -88,8 +85,11 @@ class TopK:
 
     def num_entries(self, turn: Turn) -> int:
         """Return the most entries that a payload of this step can have: the same on every rank."""
-        density = self.density(turn.step)
-        return sum(entries_kept(density, span.stop - span.start) for _, span in self.scopes(turn.layout))
+        return sum(self.quotas(turn))
+
+    def quotas(self, turn: Turn) -> list[int]:
+        """k of every scope."""
+        return quotas(self.scope, self.density(turn.step), turn.layout)
 
     def scout(self, turn: Turn, device: torch.device) -> Scout | None:
         if self.sampled:
@@ -127,7 +127,7 @@ class TopK:
         too_much = density > _SEARCHED_DENSITY and layout.numel > _SMALL_LAYOUT
         if too_much or layout.numel >= 1 << 31 or not layout.coded:
             return None
-        wanted = tuple(entries_kept(density, span.stop - span.start) for _, span in self.scopes(layout))
+        wanted = tuple(self.quotas(turn))
         known = self._searches.get(layout)
         if known is None or known[0] != wanted:
             coded = [place if self.per_tensor else 0 for place in range(len(layout.coded))]
@@ -148,8 +148,7 @@ class TopK:
     ) -> Sparse:  # x: (c,) float32
         if scout is not None and turn.layout in self._searches:
             return Sparse(scout.found.indices, scout.found.values, x.numel(), self.num_entries(turn))
-        density, scopes = self.density(turn.step), self.scopes(turn.layout)
-        ks = [entries_kept(density, span.stop - span.start) for _, span in scopes]
+        scopes, ks = self.scopes(turn.layout), self.quotas(turn)
         if self.sampled:
             chosen = [
                 select_sampled(x[span], k, stream_key(0, turn.step, rank, name)) + span.start

@@ -12,17 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import torch
-
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
 from thinwire.compressors.blocksign import cut_into_blocks
-from thinwire.compressors.topk import entries_kept
+from thinwire.compressors.quotas import entries_kept, quotas
 from thinwire.layout import Layout
 from thinwire.methods import DGC, BlockSign, Dense, GradientDropping, GTopK, Method, Noop, SignSGD, TernGrad
+from thinwire.methods.base import Rows
 from thinwire.probe import Link
 from thinwire.regroup import fixed_groups
-
-Rows = Sequence[tuple[str, int, torch.Size]]  # parameter name, ordinal, shape
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,8 @@ def exchanged_rows(method: Method, buckets: Sequence[Rows]) -> list[tuple[Rows, 
 
 def bucket_layouts(method: Method, buckets: Sequence[Rows]) -> list[Layout]:
     """The layouts of a step's exchanges, in the order they begin."""
-    return [method.layout(rows) for rows, _ in exchanged_rows(method, buckets)]
+    model = [row for rows in buckets for row in rows]
+    return [method.layout(rows, model=model) for rows, _ in exchanged_rows(method, buckets)]
 
 
 def plan_exchange(method: Method, layout: Layout, hosts: int) -> Plan:
@@ -104,15 +102,9 @@ def _share(count: int, servers: int) -> int:
 # ---------------------------------------------------------------------------------------------------------- methods
 
 
-def _dgc(method: DGC, layout: Layout, hosts: int) -> Plan:
-    scopes = [segment.numel for segment in layout.coded] if method.scope == "tensor" else [layout.coded_numel]
-    entries = sum(entries_kept(method.density, numel) for numel in scopes)
+def _gathered(method: DGC | GradientDropping, layout: Layout, hosts: int) -> Plan:
+    entries = sum(quotas(method.scope, method.density, layout))
     return _all_gather(method.codec.nbytes(layout.coded_numel, entries, layout.tail_numel), hosts)
-
-
-def _dropping(method: GradientDropping, layout: Layout, hosts: int) -> Plan:
-    entries = entries_kept(method.density, layout.coded_numel)
-    return _all_gather(SparseCodec().nbytes(layout.coded_numel, entries, layout.tail_numel), hosts)
 
 
 def _gtopk(method: GTopK, layout: Layout, hosts: int) -> Plan:
@@ -180,11 +172,11 @@ def _noop(method: Noop, layout: Layout, hosts: int) -> Plan:
 
 
 _PLANS: dict[type[Method], Callable[[Any, Layout, int], Plan]] = {
-    DGC: _dgc,
+    DGC: _gathered,
     GTopK: _gtopk,
     TernGrad: _terngrad,
     BlockSign: _blocksign,
-    GradientDropping: _dropping,
+    GradientDropping: _gathered,
     SignSGD: _signsgd,
     Dense: _dense,
     Noop: _noop,

@@ -144,8 +144,9 @@ def _predict(
     overlap: float,
 ) -> Prediction:
     jobs, total, codec_s = [], Plan(), 0.0
+    model = [row for bucket in buckets for row in bucket.rows]
     for rows, place in exchanged_rows(method, [bucket.rows for bucket in buckets]):
-        layout = method.layout(rows)
+        layout = method.layout(rows, model=model)
         plan = plan_exchange(method, layout, hosts)
         seconds = cost.computing_s(plan.frames) * layout.numel / max(1, work.numel)  # frames are alike in all buckets
         jobs.append((buckets[place].ready_s, seconds, cost.wire * plan.seconds(link)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -15,6 +15,8 @@ from thinwire.memory import LocalClipping
 from thinwire.methods.strings import read_method, spell, without_idle_masking
 from thinwire.protocols import Aggregator, Memory
 from thinwire.transport import Net
+
+Rows = Sequence[tuple[str, int, torch.Size]]  # parameter name, ordinal, shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +65,19 @@ class Method:
         small = below > 0 and (len(shape) <= 1 or shape.numel() < below)
         return not small and not any(fnmatchcase(name, pattern) for pattern in getattr(self, "exclude", ()))
 
-    def layout(self, rows: Iterable[tuple[str, int, torch.Size]], *, compress: bool = True) -> Layout:
-        """One exchange's layout of (name, ordinal, shape) rows under this method; without ``compress`` all travel
-        dense, and nothing of them is kept back."""
+    def layout(self, rows: Rows, *, model: Rows | None = None, compress: bool = True) -> Layout:
+        """One exchange's layout of (name, ordinal, shape) rows under this method, part of the ``model``'s or all of
+        them; without ``compress`` all travel dense, and nothing of them is kept back."""
+        coded_sizes = None if model is None else self.coded_sizes(model)
         return Layout.of(
-            [(name, place, shape.numel(), compress and self.is_coded(name, shape)) for name, place, shape in rows]
+            [(name, place, shape.numel(), compress and self.is_coded(name, shape)) for name, place, shape in rows],
+            coded_sizes,
         )
+
+    def coded_sizes(self, model: Rows) -> tuple[int, ...]:
+        """The sizes of all tensors of a model that go through the compressor, by ordinal."""
+        ordered = sorted(model, key=lambda row: row[1])
+        return tuple(shape.numel() for name, _, shape in ordered if self.is_coded(name, shape))
 
     @property
     def merges_alike(self) -> bool:

@@ -11,6 +11,7 @@ from thinwire.codecs.indices import INDEX_CODES
 from thinwire.codecs.values import VALUE_CODES
 from thinwire.collectives import AllGather, GlobalTopK
 from thinwire.compressors import TopK
+from thinwire.compressors.quotas import SCOPES
 from thinwire.exchange import Exchange
 from thinwire.local import LOCAL_MODES
 from thinwire.memory import ErrorFeedback, MomentumCorrection
@@ -41,6 +42,11 @@ def _momentum_memory(method: DGC | GTopK, corrected: bool) -> MomentumCorrection
     if not corrected:
         return ErrorFeedback(method.state_dtype)
     return MomentumCorrection(method.factor_masking, method.state_dtype, method.lr_rescaling, method.direct_decay)
+
+
+def _codec(method: DGC | GradientDropping) -> SparseCodec:
+    # Where buckets may share an exchange, entries must not wait because of what they share it with.
+    return SparseCodec(method.values, method.indices, holds_any=method.merges_alike and not method.whole_model)
 
 
 def _check_corrected(method: DGC | GTopK) -> None:
@@ -99,7 +105,8 @@ class DGC(Method):
 
     density              the share of every tensor, or of the model, that is sent in a step, in (0, 1]
     selection            "exact": the largest elements; "sampled": a threshold estimated from a sample
-    scope                what they are the largest of: "tensor" (each one), "model"
+    scope                what they are the largest of: "tensor" (each one, which sends the same share), "balanced" (each
+                         one, which sends by the square root of its size, at most all), "model"
     momentum_correction  accumulate velocities instead of gradients; needs torch.optim.SGD
     factor_masking       clear the velocity of what was sent (section 2.3)
     lr_rescaling         apply what waited with the learning rates of its own steps, not with the one at which it leaves
@@ -133,7 +140,7 @@ class DGC(Method):
     def __post_init__(self) -> None:
         check_density(self)
         one_of(self, "selection", ("exact", "sampled"))
-        one_of(self, "scope", ("tensor", "model"))
+        one_of(self, "scope", SCOPES)
         one_of(self, "values", tuple(VALUE_CODES))
         one_of(self, "indices", tuple(INDEX_CODES))
         one_of(self, "residual", ("fp32", "bf16"))
@@ -150,8 +157,7 @@ class DGC(Method):
         memory = _momentum_memory(self, self.momentum_correction)
         warmup = _schedule(self.warmup, ExponentialWarmup)
         scratch = Scratch()
-        per_tensor, sampled = self.scope == "tensor", self.selection == "sampled"
-        compressor = TopK(self.density, warmup, per_tensor, sampled, scratch)
+        compressor = TopK(self.density, warmup, self.scope, self.selection == "sampled", scratch)
         collective = AllGather(self.codec, scratch)
         clipping = clipped(memory, self.clip_norm, net)
         return Exchange(clipping, compressor, collective, net, whole_model=self.whole_model, scratch=scratch)
@@ -162,8 +168,7 @@ class DGC(Method):
 
     @property
     def codec(self) -> SparseCodec:
-        # Where buckets may share an exchange, entries must not wait because of what they share it with.
-        return SparseCodec(self.values, self.indices, holds_any=self.merges_alike)
+        return _codec(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +236,7 @@ class GTopK(Method):
             )
         memory = clipped(_momentum_memory(self, corrected), self.clip_norm, net)
         scratch = Scratch()
-        compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), per_tensor=False, scratch=scratch)
+        compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), "model", scratch=scratch)
         collective = GlobalTopK(SparseCodec(self.values, self.indices), scratch)
         return Exchange(memory, compressor, collective, net, whole_model=self.whole_model, scratch=scratch)
 
@@ -245,31 +250,45 @@ class GradientDropping(Method):
     """Gradient dropping, alone or combined with local gradients ("sum", "partial", "error").
 
     With a local mode the replicas drift apart and are averaged every ``sync_every`` optimizer steps; with
-    ``clip_norm``, the local gradient is the clipped one.
+    ``clip_norm``, the local gradient is the clipped one. What travels dense has no local part: all of it is global.
 
-    density              the share of the whole model that is sent in a step, in (0, 1]
+    density              the share of the whole model, or of every tensor, that is sent in a step, in (0, 1]
+    scope                what they are the largest of: "model", "tensor" or "balanced" (each one), see DGC
     local                None, or how a rank's own gradient is combined with the global one
     sync_every           optimizer steps between two averagings of the parameters, with a local mode
     warmup               None, steps in which the dropped share grows, or a schedule
     momentum_correction  accumulate velocities instead of gradients; needs torch.optim.SGD
     clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
+    values, indices      how they travel, see DGC
     residual             how what is kept is stored: "fp32", "bf16"
+    dense_below          smaller tensors and one-dimensional ones travel dense; 0: none
+    exclude              names of parameters that travel dense, with * and ?: ("4.weight", "head.*")
     """
 
     name: ClassVar[str] = "dropping"
     density: float = 0.01
+    scope: str = "model"
     local: str | None = None
     sync_every: int = 500
     warmup: Warmup = None
     momentum_correction: bool = False
     clip_norm: float | None = None
+    values: str = "fp32"
+    indices: str = "rice"
     residual: str = "fp32"
+    dense_below: int = 0
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_density(self)
         check_clip_norm(self)
+        one_of(self, "scope", SCOPES)
+        one_of(self, "values", tuple(VALUE_CODES))
+        one_of(self, "indices", tuple(INDEX_CODES))
         one_of(self, "residual", ("fp32", "bf16"))
         one_of(self, "local", (None, *LOCAL_MODES))
+        check_dense_below(self)
+        check_exclude(self)
         require(
             is_count(self.sync_every, 1), f"dropping: sync_every must be a number of steps, not {self.sync_every!r}"
         )
@@ -292,12 +311,16 @@ class GradientDropping(Method):
         residual = MomentumCorrection(masking=False, dtype=kept, direct=False) if corrected else ErrorFeedback(kept)
         memory = clipped(residual, self.clip_norm, net)
         scratch = Scratch()
-        compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), per_tensor=False, scratch=scratch)
-        collective = AllGather(SparseCodec(), scratch)
+        compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), self.scope, scratch=scratch)
+        collective = AllGather(self.codec, scratch)
         return Exchange(
             memory, compressor, collective, net, whole_model=self.whole_model, local=self.local, scratch=scratch
         )
 
     @property
     def whole_model(self) -> bool:
-        return True
+        return self.scope == "model" or super().whole_model
+
+    @property
+    def codec(self) -> SparseCodec:
+        return _codec(self)

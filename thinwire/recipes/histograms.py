@@ -65,7 +65,7 @@ def histograms(
 
 def _terngrad(method: TernGrad, gradients: dict[str, Tensor], step: int, net: Net) -> dict[str, dict[str, Tensor]]:
     """The compressor is pure: the same gradient, step and rank give what the exchange sent."""
-    layout = method.layout((name, place, g.shape) for place, (name, g) in enumerate(gradients.items()))
+    layout = method.layout([(name, place, g.shape) for place, (name, g) in enumerate(gradients.items())])
     turn = Turn(layout, step, (Hyper(),) * len(gradients))
     x = torch.cat(
         [memory_flat(gradients[segment.name]).to(torch.float32) for segment in layout.coded] or [torch.zeros(0)]

@@ -48,7 +48,7 @@ class ThreadWire:
         groups: list[tuple[int, ...]] = [tuple(range(len(rows)))]
         if not method.merges_alike and not self.aggregator.whole_model:
             groups = fixed_groups([p.numel() for p in self.parameters.values()])
-        self.layouts = [method.layout(rows[ordinal] for ordinal in sorted(group)) for group in groups]
+        self.layouts = [method.layout([rows[place] for place in sorted(group)], model=rows) for group in groups]
         self.numel = sum(layout.numel for layout in self.layouts)
         self.steps = 0
         self._flat: dict[str, tuple[Tensor, Tensor]] = {}  # a gradient and its elements in the order of memory

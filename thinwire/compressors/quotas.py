@@ -1,0 +1,47 @@
+"""How many entries each tensor may send: k of every scope of a layout."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from thinwire.layout import Layout
+
+SCOPES = ("balanced", "tensor", "model")
+
+
+def entries_kept(density: float, numel: int) -> int:
+    """k = max(1, round(density * numel)), 0 of an empty vector."""
+    return max(1, round(density * numel)) if numel else 0
+
+
+def quotas(scope: str, density: float, layout: Layout) -> list[int]:
+    """k of every coded tensor, or with "model" of all together, in one list.
+
+    "tensor" gives each the same share of its elements. "balanced" gives it c sqrt(n) of its n, at most all, with one c
+    for the whole model that makes the sum what "tensor" sends: layers of equal importance have gradients of about equal
+    norm, so the elements of a small one are the larger ones, and about so many of them are among the model's largest.
+    """
+    if scope == "model":
+        return [entries_kept(density, layout.coded_numel)]
+    numels = [segment.numel for segment in layout.coded]
+    if scope == "tensor":
+        return [entries_kept(density, numel) for numel in numels]
+    rate = balanced_rate(density, layout.model)
+    return [max(1, round(min(numel, rate * math.sqrt(numel)))) if numel else 0 for numel in numels]
+
+
+@lru_cache(maxsize=64)
+def balanced_rate(density: float, sizes: tuple[int, ...]) -> float:
+    """Return the c for which sum(min(n, c sqrt(n))) over the sizes n is density * sum(n)."""
+    left = density * sum(sizes)
+    ascending = sorted(numel for numel in sizes if numel)
+    roots_left = math.fsum(math.sqrt(numel) for numel in ascending)
+    for numel in ascending:  # the smallest is the first to be sent whole
+        if left <= math.sqrt(numel) * roots_left:
+            break
+        left -= numel
+        roots_left -= math.sqrt(numel)
+    else:
+        return math.inf
+    return left / roots_left

@@ -1,6 +1,6 @@
 """What it takes to reach a quality: steps, bytes, and how long a link is busy with those bytes.
 
-    python benchmarks/bytes_to_quality.py 34 m30k-dense-s0 m30k-partial-s0 m30k-dropping-s0
+    python benchmarks/bytes_to_quality.py 34 m30k-dense-s0 m30k-int8-s0 m30k-dropping-s0
 
 Runs are those kept under benchmarks/results/claims, judged after every epoch. Bytes are what a worker sent until
 then, the mean over workers. Seconds of link are those bytes at the link's rate: no latency, nothing for computing.

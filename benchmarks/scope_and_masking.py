@@ -20,20 +20,26 @@ from thinwire.recipes.models.resnet_cifar import resnet
 
 WORKERS, EPOCHS = 4, 6
 WARM = "warmup=200"
+EACH = f"dgc:{WARM},scope=tensor"
+HEAD = "dense_below=2048"  # of the narrow VGG-16 this adds the output layer, of 1,280 weights, to what travels dense
 METHODS = {
     "dense": "dense",
-    "each tensor's largest": f"dgc:{WARM}",
-    "each tensor's largest, the decay waits": f"dgc:{WARM},direct_decay=false",
-    "each tensor's largest 5 %": f"dgc:{WARM},density=0.05",
-    "each tensor's largest, masked": f"dgc:{WARM},factor_masking=true",
+    "balanced": f"dgc:{WARM}",
+    "balanced, the output layer dense": f"dgc:{WARM},{HEAD}",
+    "each tensor's largest": EACH,
+    "each tensor's largest, the output layer dense": f"{EACH},{HEAD}",
+    "each tensor's largest, the decay waits": f"{EACH},direct_decay=false",
+    "each tensor's largest 5 %": f"{EACH},density=0.05",
+    "each tensor's largest, masked": f"{EACH},factor_masking=true",
     "the model's largest": f"dgc:{WARM},scope=model",
+    "the model's largest, the output layer dense": f"dgc:{WARM},scope=model,{HEAD}",
     "the model's largest, masked": f"dgc:{WARM},scope=model,factor_masking=true",
-    "each tensor's largest, rescaled": f"dgc:{WARM},lr_rescaling=true",
+    "each tensor's largest, rescaled": f"{EACH},lr_rescaling=true",
     "the model's largest, masked, rescaled": f"dgc:{WARM},scope=model,factor_masking=true,lr_rescaling=true",
     "the largest of all ranks": f"gtopk:{WARM},density=0.01",
     "the largest of all ranks, masked": f"gtopk:{WARM},density=0.01,factor_masking=true",
-    "the largest 3 % of all ranks": f"gtopk:{WARM}",
-    "the largest 3 % of all ranks, the decay waits": f"gtopk:{WARM},direct_decay=false",
+    "the largest 3 % of all ranks": f"gtopk:{WARM},direct_decay=true",
+    "the largest 3 % of all ranks, the decay waits": f"gtopk:{WARM}",
     "PowerSGD, rank 1": "powersgd:rank=1",
     "PowerSGD, rank 4": "powersgd:rank=4",
 }

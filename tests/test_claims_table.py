@@ -16,9 +16,10 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import claims_table
 from claimed import CLAIMS, Claim, Row
-from claims import EARLIER, RUNS, STEEPLY, WAITING, arguments_of
+from claims import EARLIER, LATER, NOW, RUNS, STEEPLY, arguments_of
 from kept_runs import keep, write_folder
 
+from thinwire.peers import parse as parse_peer
 from thinwire.report import inputs
 
 DGC = "dgc:density=0.001,warmup=80"
@@ -66,15 +67,19 @@ def test_a_claim_holds_or_it_is_said_that_it_does_not(results: Path) -> None:
 
 
 def test_what_is_kept_was_run_by_the_command_that_the_list_gives_today() -> None:
+    typed = {**EARLIER, **LATER, **NOW}  # with the defaults of the time
     for path in sorted(claims_table.RESULTS.glob("*.json")):
         config = json.loads(path.read_text())["config"]
         words = arguments_of(path.stem, Path("data"), Path("out"))
         given = dict(itertools.pairwise(words))
-        method, settings = given["--method"], given.get("--set", "")
-        if path.stem in EARLIER:  # neither was an option then
-            method, settings = method.removesuffix(f",{WAITING}"), settings.replace(f",{STEEPLY}", "")
-            assert "direct_decay=true" not in str(config.get("methods")), path.name
-        assert config["recipe"] == given["--recipe"] and config["specs"] == [method], path.name
+        settings = given.get("--set", "")
+        if path.stem in EARLIER:  # it could not be set then
+            settings = settings.replace(f",{STEEPLY}", "")
+        (spec,) = config["specs"]
+        assert config["recipe"] == given["--recipe"] and f"--method {spec} " in f"{typed[path.stem]} ", path.name
+        today = parse_peer(given["--method"])
+        for in_full in config.get("methods", []):  # what was run, whatever the defaults were
+            assert today.in_full == today.in_full_now(in_full), path.name
         assert config["workers"] == int(given["--workers"]) and config["seed"] == int(given.get("--seed", 0)), path.name
         assert config["epochs"] == int(given["--epochs"]), path.name
         assert ",".join(config.get("settings") or []) == settings, path.name

@@ -31,7 +31,8 @@ def buckets_of(method: Method, several: bool) -> list[Layout]:
     rows = [
         (name, i, torch.Size([numel, 1] if i % 2 == 0 else [numel])) for i, (name, numel) in enumerate(NUMELS.items())
     ]
-    return [method.layout(part) for part in ((rows[3:], rows[1:3], rows[:1]) if several else (rows,))]
+    parts = (rows[3:], rows[1:3], rows[:1]) if several else (rows,)
+    return [method.layout(part, model=rows) for part in parts]
 
 
 class Ledger:

@@ -40,9 +40,7 @@ def without_gradients(method: Method, hyper: Hyper, weights: Tensor) -> Tensor:
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("spec", ["dgc:density=0.001", "dgc:density=0.001,factor_masking=true", "gtopk:density=0.001"])
 def test_weights_decay_as_with_sgd_although_hardly_anything_is_sent(spec: str, nesterov: bool) -> None:
-    weights = torch.randn(
-        50, 40, generator=torch.Generator().manual_seed(1)
-    )  # two elements of 2,000 are sent in a step
+    weights = torch.randn(50, 40, generator=torch.Generator().manual_seed(1))  # two of 2,000 are sent in a step
     parameter = torch.nn.Parameter(weights.clone())
     sgd = torch.optim.SGD([parameter], LR, 0.9, nesterov=nesterov, weight_decay=DECAY)
     for _ in range(STEPS):
@@ -51,7 +49,7 @@ def test_weights_decay_as_with_sgd_although_hardly_anything_is_sent(spec: str, n
     shrunk = float(parameter.detach().norm() / weights.norm())
     assert shrunk < 0.15
     hyper = Hyper(LR, 0.9, nesterov, DECAY)
-    direct = without_gradients(thinwire.parse_method(spec), hyper, weights)
+    direct = without_gradients(thinwire.parse_method(f"{spec},direct_decay=true"), hyper, weights)
     waiting = without_gradients(thinwire.parse_method(f"{spec},direct_decay=false"), hyper, weights)
     assert float(direct.norm() / weights.norm()) == pytest.approx(shrunk, abs=0.03)
     assert float(waiting.norm() / weights.norm()) > 0.5, "most of them never had their turn"

@@ -51,13 +51,14 @@ def test_dgc_at_density_one_without_masking_is_sgd(cluster: Cluster, N: int) -> 
 def test_gtopk_and_dropping_at_density_one_are_dense_ddp(cluster: Cluster, N: int) -> None:
     methods = [
         thinwire.GTopK(density=1.0),
-        thinwire.GradientDropping(density=1.0),
+        thinwire.GradientDropping(density=1.0, values="fp32"),
         thinwire.GTopK(density=1.0, momentum_correction=True, dense_below=50),
-        thinwire.GradientDropping(density=1.0, momentum_correction=True),
+        thinwire.GradientDropping(density=1.0, values="fp32", momentum_correction=True),
+        thinwire.GradientDropping(density=1.0, values="fp32", scope="balanced", dense_below=50),
         thinwire.DGC(density=1.0, momentum_correction=False, values="fp32"),
     ]
     compare(cluster, N, "net", ["groups"], methods)
-    compare(cluster, N, "net", ["adam" if N % 2 else "adamw"], [methods[0], methods[1], methods[4]], atol=2e-4)
+    compare(cluster, N, "net", ["adam" if N % 2 else "adamw"], [methods[0], methods[1], methods[-1]], atol=2e-4)
 
 
 @pytest.mark.parametrize("N", [1, 2, 3, 4, 5])

@@ -66,7 +66,7 @@ def make(oracle: ModuleType, method: str, rows: list[tuple], extra: list[tuple],
     return cases + crossed
 
 
-PAPER = {"factor_masking": True, "values": "fp32"}
+PAPER = {"scope": "tensor", "factor_masking": True, "values": "fp32"}
 ALL = {"density": 0.3, "dense_below": 0, **PAPER}  # k = 16, 3, 14, 2
 EXACT = {"density": 1.0, "dense_below": 0, **PAPER, "factor_masking": False}
 SOME = {"density": 0.1, "dense_below": 50, **PAPER}  # hidden.weight: k = 5; the others travel dense
@@ -118,12 +118,15 @@ CASES = [
         ("correction", DECAY, {"density": 0.1, "momentum_correction": True}),
         ("correction, nesterov", NESTEROV, {"density": 0.1, "momentum_correction": True}),
         ("masking", DECAY, {"density": 0.1, "factor_masking": True}),
-        ("rescaling", replace(DECAY, schedule="decreasing", bias_group=True), {"density": 0.1, "lr_rescaling": True}),
+        ("decay directly", DECAY, {"density": 0.1, "direct_decay": True}),
+        ("masking, decay directly", DECAY, {"density": 0.1, "factor_masking": True, "direct_decay": True}),
+        ("rescaling", replace(DECAY, schedule="decreasing", bias_group=True),
+         {"density": 0.1, "lr_rescaling": True, "direct_decay": True}),
     ], [
         ("adam", Adam(), {"density": 0.1}),
         ("density 1", HEAVY, {"density": 1.0}),
         ("clip", DECAY, CLIPPED),
-        ("weight decay that waits", NESTEROV_DECAY, {"density": 0.1, "direct_decay": False}),
+        ("decay directly, nesterov", NESTEROV_DECAY, {"density": 0.1, "direct_decay": True}),
         ("masking, nesterov, warmup", NESTEROV, {"density": 0.03, "warmup": 10, "factor_masking": True}),
         ("clip, correction, exclude", DECAY, {**CLIPPED, "momentum_correction": True, "exclude": ("out.*",)}),
     ]),
@@ -206,7 +209,7 @@ CASES = [
         ("balanced, sum", DECAY, {"density": 0.1, "scope": "balanced", "local": "sum", "sync_every": 7}),
         ("each tensor's, error, exclude, warmup", NESTEROV,
          {"density": 0.05, "scope": "tensor", "exclude": ("out.*",), "local": "error", "sync_every": 7, "warmup": 12}),
-    ]),
+    ], values="fp32"),
 ]  # fmt: skip
 
 

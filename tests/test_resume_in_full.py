@@ -49,8 +49,8 @@ def test_the_folder_keeps_methods_in_full_and_resuming_reads_them(tmp_path: Path
     assert kept["methods"] == [library.DGC().in_full, library.Dense().in_full] and kept["specs"] == ["dgc", "dense"]
     run = folder_of(tmp_path, methods=["dgc:density=0.25,values=fp32", "dense"])  # as if those had been the defaults
     job, workers = Job.resumed(run, timeout_s=1.0)
-    # Weight decay waited when there was no option for it.
-    assert job.methods[0] == library.DGC(density=0.25, values="fp32", direct_decay=False).in_full
+    # Weight decay waited, and every tensor sent the same share, when there was no option for it.
+    assert job.methods[0] == library.DGC(density=0.25, scope="tensor", values="fp32", direct_decay=False).in_full
     assert job.specs == ("dgc", "dense") and workers == 2
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import plain_wire as plain
 import pytest
 import torch
+from oracles.selection import balanced
 from torch import Tensor
 
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
@@ -124,15 +125,16 @@ def traffic(method: Method, layout: Layout, size: int, seed: int = 0) -> list[An
 @pytest.mark.parametrize("indices", ["int32", "delta16", "rice"])
 def test_all_gather_bytes(size: int, values: str, indices: str) -> None:
     layout = layout_of([5000, 300, 41_000], tail=17)
-    method = DGC(density=0.01, values=values, indices=indices, factor_masking=True)
-    frame = sparse_nbytes(values, indices, 46_300, 50 + 3 + 410, 17)
-    for counters in traffic(method, layout, size):
-        assert counters.handed == (frame if size > 1 else 0)
-        assert counters.sent == counters.received == (size - 1) * frame
+    for scope, entries in (("tensor", 50 + 3 + 410), ("balanced", sum(balanced(0.01, [5000, 300, 41_000])))):
+        method = DGC(density=0.01, scope=scope, values=values, indices=indices, factor_masking=True)
+        frame = sparse_nbytes(values, indices, 46_300, entries, 17)
+        for counters in traffic(method, layout, size):
+            assert counters.handed == (frame if size > 1 else 0)
+            assert counters.sent == counters.received == (size - 1) * frame
 
 
 def test_gradient_dropping_bytes() -> None:
-    frame = sparse_nbytes("fp32", "rice", 46_300, 463, 17)
+    frame = sparse_nbytes("int8", "rice", 46_300, 463, 17)
     for counters in traffic(GradientDropping(density=0.01), layout_of([5000, 300, 41_000], tail=17), 3):
         assert (counters.handed, counters.sent, counters.received) == (frame, 2 * frame, 2 * frame)
 

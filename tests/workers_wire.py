@@ -108,15 +108,12 @@ def counted_bytes(group: dist.ProcessGroup) -> None:
     signs, ternary, levels, floats = SignsCodec(), TernaryCodec(), LevelsCodec(), FloatsCodec()
     share = -(-whole // N)
     dgc = SparseCodec("int8", "delta16").nbytes(5400, k(0.01, 1200, 4200), 66)
+    paper: dict[str, Any] = {"scope": "tensor", "values": "fp32", "factor_masking": True}
     expected: dict[Any, int] = {
-        thinwire.DGC(density=0.01, values="fp32", factor_masking=True): SparseCodec().nbytes(
-            5400, k(0.01, 1200, 4200), 66
-        ),
-        thinwire.DGC(density=0.01, values="int8", indices="delta16", factor_masking=True): dgc,
-        thinwire.DGC(density=0.01, dense_below=0, values="fp32", factor_masking=True): SparseCodec().nbytes(
-            whole, k(0.01, *numels.values()), 0
-        ),
-        thinwire.GradientDropping(density=0.01): SparseCodec().nbytes(whole, 55, 0),
+        thinwire.DGC(density=0.01, **paper): SparseCodec().nbytes(5400, k(0.01, 1200, 4200), 66),
+        thinwire.DGC(density=0.01, scope="tensor", indices="delta16"): dgc,
+        thinwire.DGC(density=0.01, dense_below=0, **paper): SparseCodec().nbytes(whole, k(0.01, *numels.values()), 0),
+        thinwire.GradientDropping(density=0.01): SparseCodec("int8").nbytes(whole, 55, 0),
         thinwire.BlockSign(dense_below=0): sharded(
             lambda parts: signs.nbytes(sum(parts), len(parts), 0), lambda parts: signs.nbytes(sum(parts), len(parts), 0)
         ),

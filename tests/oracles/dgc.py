@@ -43,7 +43,7 @@ def simulate(
     dense_below: int = 0,
     exclude: tuple[str, ...] = (),
     values: str = "fp32",
-    scope: str = "tensor",
+    scope: str = "balanced",
 ) -> list[Params]:
     """Parameters after each step; all workers hold the same ones."""
     assert values == "fp32", "nothing is rounded here"

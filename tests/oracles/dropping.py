@@ -28,8 +28,10 @@ def simulate(
     scope: str = "model",
     dense_below: int = 0,
     exclude: tuple[str, ...] = (),
+    values: str = "fp32",
 ) -> list[list[Params]]:
     """Parameters after each step, one dict per node: with local gradients they differ between averagings."""
+    assert values == "fp32", "nothing is rounded here"
     w = [problem.initial() for _ in range(N)]
     names = list(w[0])
     n = sum(x.size for x in w[0].values())

@@ -54,7 +54,7 @@ def simulate(
     momentum_correction: bool | None = None,
     factor_masking: bool = False,
     lr_rescaling: bool = False,
-    direct_decay: bool = True,
+    direct_decay: bool = False,
     clip_norm: float | None = None,
     warmup: int | None = None,
     exclude: tuple[str, ...] = (),

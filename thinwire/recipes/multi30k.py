@@ -21,8 +21,8 @@ from thinwire.recipes.translation import MAX_PIECES, TranslationRecipe
 class Multi30k(TranslationRecipe):
     """29,000 sentence pairs, 8,000 subwords for both languages; Adam, 256 pairs a step; BLEU on test_2016_flickr.
 
-    As in Aji and Heafield, section 4: Adam with a linear warm-up of the rate, 99 % dropped after a warm-up of three
-    epochs, averaging every 500 steps.
+    As in Aji and Heafield, section 4: Adam with a linear warm-up of the rate, averaging every 500 steps. They drop 99 %
+    after a warm-up of three epochs; here 3 % in 8 bits are sent, for the same bytes.
     """
 
     epochs = 30
@@ -33,7 +33,7 @@ class Multi30k(TranslationRecipe):
     clip_norm: float = 1.0
     settings = ("batch_size", "lr", "clip_norm")
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.3}
-    default_method = "dropping:density=0.01,local=partial,sync_every=500,warmup=339"
+    default_method = "dropping:local=partial,sync_every=500,warmup=339"
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         super().__init__(data, device)

@@ -147,6 +147,8 @@ def cells(claim: Claim, row: Row, results: Path) -> list[str]:
     fewer = NOTHING
     if compared is not None and whole:
         times = _mean([run.nbytes_a_step for run in dense]) / whole
+        if dense[0].setting["workers"] != runs[0].setting["workers"]:  # whose dense bytes would be others
+            times = _mean([run.outcome["link_ratio"] for run in runs])
         fewer = f"{times:.{0 if times >= 100 else 1}f}x"
     return [row.label, row.paper, _measured(runs), beside, by, verdict, sent, fewer, f"`{row.runs.partition('::')[0]}`"]
 

@@ -9,6 +9,7 @@ import math
 import struct
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 KINDS = {"sparse": 1, "signs": 2, "ternary": 3, "levels": 4, "dense": 5}
 INDEX_CODES = {"int32": 0, "delta16": 1, "rice": 2}
@@ -195,7 +196,7 @@ def encode_indices(coding: str, indices: list[int], parameter: int) -> list[byte
     return [low, bits_to_bytes([bit for gap in gaps for bit in [0] * (gap >> parameter) + [1]])]
 
 
-def index_budget(coding: str, numel: int, k: int, holds_any: bool = False) -> int:
+def index_budget(coding: str, numel: int, k: int, holds_any: bool = False, spread: Any = ()) -> int:
     if k == 0:
         return 0
     if coding == "int32":
@@ -204,8 +205,11 @@ def index_budget(coding: str, numel: int, k: int, holds_any: bool = False) -> in
         return padded(2 * (k + (numel // 65535 if holds_any else min(numel // 65535, 8 + k // 256))))
     bits = min(k * (p + 1) + ((numel - k) >> p) for p in range(31))
     if k > 4096 and not holds_any:
-        shares = [(1 - k / numel) ** 2**p for p in range(31)]
-        bits = min(bits, math.ceil(1.005 * min(k * (p + 1 + q / (1 - q)) for p, q in enumerate(shares))))
+        means = []
+        for p in range(31):
+            shares = [(part_k, (1 - part_k / part) ** 2**p) for part, part_k in spread or [(numel, k)]]
+            means.append(sum(part_k * (p + 1 + q / (1 - q)) for part_k, q in shares))
+        bits = min(bits, math.ceil(1.005 * min(means)))
     return padded(-(-bits // 8)) + 8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -143,14 +144,23 @@ SPECS = ["dgc:density=0.01", "dgc:density=0.001,scope=model,dense_below=0", "gto
          "terngrad:exclude=?.weight", "blocksign:topology=server", "blocksign:exclude=?.weight"]  # fmt: skip
 
 
-def sent(net: ThreadNet, spec: str) -> int:
+def sent(net: ThreadNet, spec: str, *buckets: Any) -> int:
     method = thinwire.parse_method(spec)
-    layout = bucket_layouts(method, [ROWS])[0]
-    hypers = (Hyper(0.1, 0.9),) * len(layout.segments)
-    weights = tuple(torch.zeros(segment.numel) for segment in layout.segments)
-    gradient = torch.cat([noise((segment.numel,), net.rank, 0, segment.name) for segment in layout.segments])
-    method.aggregator(net, True).mean(Turn(layout, 0, hypers, weights), gradient)
+    aggregator = method.aggregator(net, True)
+    for layout in bucket_layouts(method, buckets or [ROWS]):
+        hypers = (Hyper(0.1, 0.9),) * len(layout.segments)
+        weights = tuple(torch.zeros(segment.numel) for segment in layout.segments)
+        gradient = torch.cat([noise((segment.numel,), net.rank, 0, segment.name) for segment in layout.segments])
+        aggregator.mean(Turn(layout, 0, hypers, weights), gradient)
     return max(net.traffic.sent, net.traffic.received)
+
+
+@pytest.mark.parametrize("spec", ["dgc:density=0.01,values=fp32", "dropping:density=0.01,scope=balanced"])
+def test_balanced_plans_are_right_for_every_bucket(spec: str) -> None:
+    """A tensor's quota depends on the whole model, also where it travels with a part of it."""
+    method, buckets = thinwire.parse_method(spec), (ROWS[2:], ROWS[:2])
+    plans = [plan_exchange(method, layout, 3).nbytes for layout in bucket_layouts(method, buckets)]
+    assert sum(plans) == max(ThreadWorld(3).run(lambda net: sent(net, spec, *buckets)))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -206,7 +206,8 @@ CASES = [
         ("each tensor's, partial, some dense, adam", Adam(),
          {"density": 0.1, "scope": "tensor", "dense_below": 20, "local": "partial", "sync_every": 7}),
         ("partial, some dense", HEAVY, {"density": 0.1, "dense_below": 20, "local": "partial", "sync_every": 7}),
-        ("balanced, sum", DECAY, {"density": 0.1, "scope": "balanced", "local": "sum", "sync_every": 7}),
+        ("balanced, sum, some dense", DECAY,
+         {"density": 0.1, "scope": "balanced", "dense_below": 20, "local": "sum", "sync_every": 7}),
         ("each tensor's, error, exclude, warmup", NESTEROV,
          {"density": 0.05, "scope": "tensor", "exclude": ("out.*",), "local": "error", "sync_every": 7, "warmup": 12}),
     ], values="fp32"),
@@ -250,9 +251,12 @@ def test_processes_follow_the_simulation(cluster: Cluster, case: Case, N: int) -
 FIRST_OF_EACH = list({case.method: case for case in reversed(CASES)}.values())
 # An option that needs something of all gradients, in methods that otherwise exchange bucket by bucket.
 WAITING = [case for case in CASES if case.name in ("DGC-clip", "TernGrad-one scaler", "BlockSign-clip")]
+# And the other way round.
+BY_BUCKET = [case for case in CASES if case.name in ("GradientDropping-each tensor's, partial, some dense, adam",
+                                                     "GradientDropping-balanced, sum, some dense")]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FIRST_OF_EACH + WAITING, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", FIRST_OF_EACH + WAITING + BY_BUCKET, ids=lambda case: case.name)
 def test_one_bucket_per_parameter_on_other_ranks(cluster: Cluster, case: Case) -> None:
     """Global ranks 2, 3, 4 are group ranks 0, 1, 2; buckets of 100 bytes hold one parameter each."""
     follow(cluster, case, 3, {"bucket_cap_mb": 1e-4}, last=True)

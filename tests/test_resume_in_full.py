@@ -102,6 +102,14 @@ def test_a_state_from_before_an_option_was_added_is_taken(cluster: Any) -> None:
         assert "belongs to method terngrad:" in other and "belongs to method terngrad:" in unknown
     idle = [("factor_masking=false", "factor_masking=true")]  # how it was saved when DGC took that, and ignored it
     assert cluster.run(loaded_from, 2, "dgc:momentum_correction=false", idle) == [[""], [""]]
+    older = [("direct_decay=false,", "")]
+    assert cluster.run(loaded_from, 2, "gtopk", older) == [[""], [""]], "the decay waited when there was no option"
+    assert cluster.run(loaded_from, 2, "dgc:scope=tensor,direct_decay=false", [*older, ("scope=tensor,", "")])[0] == ["", ""]
+    added = [(",values=fp32,indices=rice,residual=fp32,dense_below=0,exclude=", ",residual=fp32")]
+    assert cluster.run(loaded_from, 2, "dropping:values=fp32", added) == [[""], [""]]
+    added = [(added[0][0].replace("fp32,indices", "int8,indices"), added[0][1])]
+    for (said,) in cluster.run(loaded_from, 2, "dropping", added):
+        assert "values=fp32" in said, "values of 32 bits were the only ones then"
     changes = [("dgc:", "dgc:"), ("density=0.006", "density=0.5")]
     for own, other in cluster.run(loaded_from, 2, library.DGC(warmup=library.ListedWarmup(4)), changes):
         assert own == "", "a schedule has no string that can be read, and is still its own"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire.compressors import Sign, Ternarize, TopK
-from thinwire.compressors.quotas import entries_kept
+from thinwire.compressors.quotas import entries_kept, quotas
 from thinwire.kernels import cpu, native, reference
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.schedules import ExponentialWarmup
@@ -139,7 +139,7 @@ def test_entries_kept() -> None:
 
 @QUICK
 @given(sizes=st.lists(st.sampled_from(SIZES[:4]), max_size=5), density=st.sampled_from([0.001, 0.01, 0.25, 1.0]),
-       scope=st.sampled_from(["tensor", "model"]), sampled=st.booleans())  # fmt: skip
+       scope=st.sampled_from(["tensor", "model", "balanced"]), sampled=st.booleans())  # fmt: skip
 def test_scopes_of_topk(sizes: list[int], density: float, scope: str, sampled: bool) -> None:
     turn = turn_of(sizes)
     x = vector(3, sum(sizes), "ties")
@@ -149,8 +149,11 @@ def test_scopes_of_topk(sizes: list[int], density: float, scope: str, sampled: b
     assert np.array_equal(given_.numpy(), x), "x must not be changed"
     expected: list[int] = []
     start = 0
-    for size in sizes if scope == "tensor" else [sum(sizes)]:
-        k = max(1, round(density * size)) if size else 0
+    scopes = [sum(sizes)] if scope == "model" else sizes
+    ks = quotas(scope, density, turn.layout)
+    if scope != "balanced":  # whose quotas test_quotas.py compares with an oracle
+        assert ks == [max(1, round(density * size)) if size else 0 for size in scopes]
+    for size, k in zip(scopes, ks, strict=True):
         expected += [start + i for i in oracle(x[start : start + size], k)]
         start += size
     assert payload.capacity == compressor.num_entries(turn) == len(expected)

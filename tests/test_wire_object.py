@@ -169,6 +169,10 @@ def test_gradient_residuals_go_through_momentum_when_the_method_changes(cluster:
             torch.testing.assert_close(other["final"], reference["final"], rtol=1e-4, atol=2e-4)
 
 
+def test_the_mean_of_all_ranks_for_the_time_of_a_block(cluster: Cluster) -> None:
+    cluster.run(workers_wire.averages_for_a_block, 3)
+
+
 def test_leaving_a_local_mode_leaves_equal_replicas_that_stay_equal(cluster: Cluster) -> None:
     """Parameters and the optimizer's own state have drifted apart; both are averaged on switch and on detach."""
     local = thinwire.GradientDropping(density=0.02, local="sum", sync_every=100)

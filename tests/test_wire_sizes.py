@@ -26,12 +26,12 @@ MILLION = 1_000_000
 # -------------------------------------------------------------------------------------------------- the sparse promise
 
 
-def sparse_nbytes(values: str, indices: str, numel: int, k: int, tail: int) -> int:
+def sparse_nbytes(values: str, indices: str, numel: int, k: int, tail: int, spread: Any = ()) -> int:
     """The document's formula."""
     sections = {"fp32": 4 * k, "fp16": plain.padded(2 * k), "bf16": plain.padded(2 * k),
                 "int8": 4 * -(-k // 256) + plain.padded(k),
                 "int4": 4 * -(-k // 128) + plain.padded(-(-k // 2))}  # fmt: skip
-    return 36 + 4 * tail + sections[values] + plain.index_budget(indices, numel, k)
+    return 36 + 4 * tail + sections[values] + plain.index_budget(indices, numel, k, spread=spread)
 
 
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8", "int4"])
@@ -131,6 +131,35 @@ def test_all_gather_bytes(size: int, values: str, indices: str) -> None:
         for counters in traffic(method, layout, size):
             assert counters.handed == (frame if size > 1 else 0)
             assert counters.sent == counters.received == (size - 1) * frame
+
+
+UNEVEN = {  # tensors that send quite different shares, in one frame
+    "the first layers of VGG-16": [1728, 36864, 73728, 147456, 294912, 589824, 589824, 1179648],
+    "a large embedding": [3_000_000, *[6500] * 80],
+}
+
+
+@pytest.mark.parametrize("density", [0.006, 0.0625, 0.25])
+@pytest.mark.parametrize("sizes", UNEVEN.values(), ids=list(UNEVEN))
+def test_a_frame_holds_what_uneven_quotas_choose_by_chance(sizes: list[int], density: float) -> None:
+    """Its length counts on every tensor's own share; evenly spread entries would need less, and some would wait."""
+    layout = layout_of(sizes)
+    ks = balanced(density, sizes)
+    turn, spread = Turn(layout, 0, ()), tuple(zip(sizes, ks, strict=True))
+    starts = np.cumsum([0, *sizes[:-1]])
+    for seed in range(3):
+        generator = np.random.default_rng(seed)
+        parts = [
+            start + np.sort(generator.choice(n, k, replace=False))
+            for start, n, k in zip(starts, sizes, ks, strict=True)
+        ]
+        chosen = torch.from_numpy(np.concatenate(parts))
+        values = torch.from_numpy(generator.standard_normal(len(chosen)).astype(np.float32))
+        payload = Sparse(chosen, values, layout.numel, len(chosen), spread)
+        frame = SparseCodec("int8").encode_finished(turn, payload, torch.zeros(0))
+        assert frame.numel() == sparse_nbytes("int8", "rice", layout.numel, len(chosen), 0, spread)
+        back, _ = SparseCodec("int8").decode(turn, frame, layout.numel, len(chosen), 0, CPU, "here")
+        assert back.indices.numel() == len(chosen), "none was left out"
 
 
 def test_gradient_dropping_bytes() -> None:
@@ -298,3 +327,6 @@ def test_frames_that_may_be_merged_leave_nothing_out(indices: str) -> None:
         kept, _ = codec.decode(turn, frame, numel, k, 0, CPU, "here")
         assert (kept.indices.numel() < k) == left_out
     assert not DGC(values="int8").codec.holds_any  # whose groups depend on the model alone
+    merged = [DGC(values="fp32"), GradientDropping(values="bf16", scope="balanced")]
+    alone = [DGC(values="fp32", scope="model"), DGC(values="fp32", clip_norm=1.0), GradientDropping(values="fp32")]
+    assert all(method.codec.holds_any for method in merged) and not any(method.codec.holds_any for method in alone)

@@ -199,6 +199,36 @@ def leaves(group: dist.ProcessGroup) -> None:
     assert training.wire.detach() == {}
 
 
+def averages_for_a_block(group: dist.ProcessGroup) -> None:
+    training = Training(group, Run(thinwire.GradientDropping(density=0.1, local="partial", sync_every=500), "adam"))
+    for step in range(3):
+        training.step(step)
+    wire, own = training.wire, flat(training.module)
+    everybody = [torch.zeros_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everybody, own, group=group)
+    assert not torch.equal(everybody[0], everybody[1]), "local gradients let ranks drift apart"
+    sent = wire.stats.bytes_sent
+    with wire.averaged():
+        close(flat(training.module), torch.stack(everybody).mean(0), "the mean of all ranks")
+        shared = digest(flat(training.module))
+    assert torch.equal(flat(training.module), own) and wire.stats.bytes_sent == sent
+    digests = [None] * len(everybody)
+    dist.all_gather_object(digests, shared, group=group)
+    assert len(set(digests)) == 1
+    try:
+        with wire.averaged():
+            raise KeyError("an evaluation that fails")
+    except KeyError:
+        assert torch.equal(flat(training.module), own)
+    wire.switch("dense")
+    own, aside = flat(training.module), wire.stats.bytes_aside
+    with wire.averaged():
+        assert torch.equal(flat(training.module), own)
+    assert wire.stats.bytes_aside == aside, "ranks that are equal need no exchange"
+    wire.detach()
+    assert "detached" in sentence_of(thinwire.DetachedError, wire.averaged().__enter__)
+
+
 def refused_switches(group: dist.ProcessGroup) -> None:
     rank = dist.get_rank(group)
     training = Training(group, Run(DGC, "heavy"))

@@ -71,8 +71,8 @@ def even_layouts(method: Method, exchanges: Sequence[Rows], size: int) -> list[L
         return name, ordinal, -(-least // size) * size, coded
 
     entries = [[entry(*row) for row in rows] for rows in exchanges]
-    model = tuple(numel for rows in entries for _, _, numel, coded in rows if coded)
-    return [Layout.of(rows, model) for rows in entries]
+    coded_sizes = [numel for rows in entries for _, _, numel, coded in rows if coded]
+    return [Layout.of(rows, coded_sizes) for rows in entries]
 
 
 class Rehearsal:

@@ -63,25 +63,25 @@ class Segment:
 class Layout:
     """The segments of one exchange: the coded ones first, then the dense tail, each in the order they were given.
 
-    ``model`` is the sizes of all coded tensors of the model, for what is divided between them whatever they share an
-    exchange with.
+    ``coded_sizes`` are those of all coded tensors of the model, the smallest first, for what is divided between them
+    whatever they share an exchange with.
     """
 
     segments: tuple[Segment, ...]
-    model: tuple[int, ...] = ()
+    coded_sizes: tuple[int, ...]
 
     def __hash__(self) -> int:  # layouts are dictionary keys on the hot path
         return self.fingerprint
 
     @classmethod
-    def of(cls, entries: Sequence[tuple[str, int, int, bool]], model: tuple[int, ...] | None = None) -> Layout:
-        """Build a layout from (name, ordinal, numel, coded) rows, which are all of the model without ``model``."""
+    def of(cls, entries: Sequence[tuple[str, int, int, bool]], coded_sizes: Sequence[int] | None = None) -> Layout:
+        """Build a layout from (name, ordinal, numel, coded) rows, which without ``coded_sizes`` are the whole model."""
         segments, start = [], 0
         for name, ordinal, numel, coded in sorted(entries, key=lambda entry: not entry[3]):
             segments.append(Segment(name, ordinal, numel, start, coded))
             start += numel
-        whole = tuple(segment.numel for segment in segments if segment.coded) if model is None else model
-        return cls(tuple(segments), whole)
+        own = [segment.numel for segment in segments if segment.coded]
+        return cls(tuple(segments), tuple(sorted(own if coded_sizes is None else coded_sizes)))
 
     @cached_property
     def numel(self) -> int:

@@ -35,13 +35,15 @@ class Sparse:
     """Some elements of a vector of ``numel``: indices rising, no index twice.
 
     ``capacity`` is the most entries that any rank's payload of this exchange can have; all ranks know it, so all know
-    how long every frame is.
+    how long every frame is. ``spread`` is the elements and the capacity of every part, where parts send different
+    shares.
     """
 
     indices: Tensor  # (k,) int64, or int32 in scratch memory
     values: Tensor  # (k,) float32
     numel: int
     capacity: int
+    spread: tuple[tuple[int, int], ...] = ()
 
     def add_to(self, out: Tensor) -> None:  # (numel,) float32
         out.index_add_(0, self.indices, self.values)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.cost import Bucket, ExchangeCost, Plan, Prediction, Workload, plan_exchange, predict
-from thinwire.cost.plans import exchanged_rows
+from thinwire.cost.plans import exchanged_rows, layouts_of
 from thinwire.cost.steps import BUCKET, FIRST_BUCKET
 from thinwire.dry import DryRun, Rehearsal
 from thinwire.layout import Layout
@@ -261,11 +261,6 @@ def measure_exchange(
 def exchanges_of(method: Method, work: Workload) -> list[Rows]:
     """What a step's exchanges carry: found out before tensors are cut, which would change what fits into a group."""
     return [rows for rows, _ in exchanged_rows(method, [bucket.rows for bucket in work.buckets])]
-
-
-def layouts_of(method: Method, exchanges: Sequence[Rows]) -> list[Layout]:
-    model = [row for rows in exchanges for row in rows]
-    return [method.layout(rows, model=model) for rows in exchanges]
 
 
 def _plan(method: Method, layouts: Sequence[Layout], hosts: int) -> Plan:

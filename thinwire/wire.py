@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +18,7 @@ from thinwire.groups import check_agreement, give_back, own_net, timeout_of
 from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, shaped_like
+from thinwire.local import averaged
 from thinwire.lookout import Lookout, lookout_of
 from thinwire.merging import Merger, choice
 from thinwire.methods import Method, parse_method
@@ -145,6 +148,19 @@ class Wire(Stepper):
             bytes_aside=sum(net.traffic.aside for net in {id(n): n for n in (self._net, self._wire_net)}.values()),
             steps_before=max(0, self._steps_before),
         )
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """For the time of the block the model has the mean of all ranks' parameters, to evaluate or to save it.
+
+        Only methods with local gradients let ranks drift apart; with the others this changes nothing. Train outside.
+        """
+        self._wait()
+        with ExitStack() as stack:
+            if self.method.replicas_drift:
+                with aside(self._net):
+                    stack.enter_context(averaged(list(self._parameters.values()), self._net))
+            yield
 
     def switch(self, method: Method | str) -> None:
         """Change the method between two steps; nothing that the old one kept is lost.

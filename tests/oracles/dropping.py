@@ -70,6 +70,8 @@ def simulate(
         for r in range(N):
             if local == "sum":
                 combined = (G + L[r] / N) / 2  # line 11
+                for name in dense:
+                    combined[place[name]] = G[place[name]]  # all of L is in G
             elif local == "partial":
                 combined = G - S[r] / N + L[r] / N  # line 13
             elif local == "error":

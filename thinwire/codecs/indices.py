@@ -1,9 +1,9 @@
 """Rising indices on the wire: int32, the DGC paper's 16-bit distances, or Golomb-Rice coded gaps.
 
-Every coding has a byte budget that is a function of (numel, k) alone, so that all ranks know every frame's length
-without asking. A budget holds any k indices when k is small; for large k it holds those that a random choice needs,
-with some slack, and indices that are more clustered than that may not all fit: an ``IndexPlan`` says how many to leave
-out.
+Every coding has a byte budget that is a function of numel, k and how they are spread, so that all ranks know every
+frame's length without asking. A budget holds any k indices when k is small; for large k it holds those that a random
+choice needs, with some slack, and indices that are more clustered than that may not all fit: an ``IndexPlan`` says how
+many to leave out.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ def rice_best(numel: int, k: int) -> int:
     return min(range(31), key=lambda parameter: _rice_bound_bits(numel, k, parameter))
 
 
+Spread = tuple[tuple[int, int], ...]
+"""(elements, entries) of every part of a vector whose parts send different shares; () where all send the same."""
+
+
 @lru_cache(maxsize=1024)
-def index_budget(coding: str, numel: int, k: int, holds_any: bool = False) -> int:
+def index_budget(coding: str, numel: int, k: int, holds_any: bool = False, spread: Spread = ()) -> int:
     """Return the bytes that a frame reserves for k indices below ``numel``: enough for most, or for any."""
     if k == 0:
         return 0
@@ -55,7 +59,8 @@ def index_budget(coding: str, numel: int, k: int, holds_any: bool = False) -> in
         return padded(2 * (k + escapes))
     bound = _rice_bound_bits(numel, k, rice_best(numel, k))
     if k > _EXACT_BUDGET_K and not holds_any:
-        expected = min(_rice_expected_bits(numel, k, parameter) for parameter in range(31))
+        parts = spread or ((numel, k),)
+        expected = min(sum(_rice_expected_bits(*part, parameter) for part in parts) for parameter in range(31))
         bound = min(bound, math.ceil(1.005 * expected))
     return padded(-(-bound // 8)) + 8  # two sections, each rounded up to four bytes
 

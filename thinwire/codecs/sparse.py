@@ -24,6 +24,7 @@ from thinwire.codecs.frame import (
 from thinwire.codecs.indices import (
     INDEX_CODES,
     IndexPlan,
+    Spread,
     check_rice,
     decode_indices,
     index_budget,
@@ -61,12 +62,12 @@ class SparseCodec:
     indices: str = "rice"
     holds_any: bool = False
 
-    def _budget(self, numel: int, k: int) -> int:
-        return index_budget(self.indices, numel, k, self.holds_any)
+    def _budget(self, numel: int, k: int, spread: Spread) -> int:
+        return index_budget(self.indices, numel, k, self.holds_any, spread)
 
-    def nbytes(self, numel: int, k: int, tail: int) -> int:
+    def nbytes(self, numel: int, k: int, tail: int, spread: Spread = ()) -> int:
         """Return the length of every frame of such an exchange, full or not."""
-        return frame_size(4 * tail, *value_sections_nbytes(self.values, k), self._budget(numel, k))
+        return frame_size(4 * tail, *value_sections_nbytes(self.values, k), self._budget(numel, k, spread))
 
     def encode(
         self, turn: Turn, payload: Sparse, tail: Tensor, within_budget: bool = False, scratch: Scratch | None = None
@@ -81,11 +82,12 @@ class SparseCodec:
         """
         indices, values, numel, k = payload.indices, payload.values, payload.numel, payload.capacity
         assert indices.numel() <= k, "a payload of more entries than its capacity"
-        budget = self._budget(numel, k)
+        budget = self._budget(numel, k, payload.spread)
         on_device = self.indices == "rice" and 0 < indices.numel() <= _DEVICE_ENTRIES and on_gpu(values.device)
         if on_device and not within_budget:
             return self._encode_on_device(turn, payload, tail, budget)
-        nbytes, device, scratch = self.nbytes(numel, k, tail.numel()), values.device, scratch or Scratch()
+        nbytes, device = self.nbytes(numel, k, tail.numel(), payload.spread), values.device
+        scratch = scratch or Scratch()
         frame = scratch.take(nbytes, torch.uint8, device, BACK)
         mark = scratch.mark(BACK)
         plan = IndexPlan(self.indices, indices, numel)
@@ -125,8 +127,8 @@ class SparseCodec:
         )  # fmt: skip
         fields = struct.unpack("<9I", pack_header(header, 4 * tail.numel()))
         return encode_rice_frame(
-            self.nbytes(numel, k, tail.numel()), fields, tail, payload.indices, payload.values, self.values,
-            rice_best(numel, count), budget, turn.alarm.flag,
+            self.nbytes(numel, k, tail.numel(), payload.spread), fields, tail, payload.indices, payload.values,
+            self.values, rice_best(numel, count), budget, turn.alarm.flag,
         )  # fmt: skip
 
     def room(self, payload: Sparse, scratch: Scratch, end: int = FRONT) -> Room | None:

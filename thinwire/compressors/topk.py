@@ -1,4 +1,4 @@
-"""Top-k by magnitude, of every tensor (DGC) or of the whole model (gTop-k, gradient dropping, DGC where told)."""
+"""Top-k by magnitude, of every tensor (DGC) or of the whole model (gTop-k, gradient dropping, or where told)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.compressors.quotas import quotas
+from thinwire.compressors.quotas import quotas, spread_of
 from thinwire.kernels import (
     listing_entries,
     on_gpu,
@@ -123,11 +123,10 @@ class TopK:
 
     def _device_scout(self, turn: Turn, device: torch.device) -> Scout | None:
         """A search that keeps its thresholds on the device; none where so many are wanted that it would not help."""
-        layout, density = turn.layout, self.density(turn.step)
-        too_much = density > _SEARCHED_DENSITY and layout.numel > _SMALL_LAYOUT
+        layout, wanted = turn.layout, tuple(self.quotas(turn))
+        too_much = sum(wanted) > _SEARCHED_DENSITY * layout.coded_numel and layout.numel > _SMALL_LAYOUT
         if too_much or layout.numel >= 1 << 31 or not layout.coded:
             return None
-        wanted = tuple(self.quotas(turn))
         known = self._searches.get(layout)
         if known is None or known[0] != wanted:
             coded = [place if self.per_tensor else 0 for place in range(len(layout.coded))]
@@ -147,7 +146,8 @@ class TopK:
         self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None
     ) -> Sparse:  # x: (c,) float32
         if scout is not None and turn.layout in self._searches:
-            return Sparse(scout.found.indices, scout.found.values, x.numel(), self.num_entries(turn))
+            wanted = self.quotas(turn)
+            return self._payload(turn, scout.found.indices, scout.found.values, wanted)
         scopes, ks = self.scopes(turn.layout), self.quotas(turn)
         if self.sampled:
             chosen = [
@@ -155,7 +155,7 @@ class TopK:
                 for (name, span), k in zip(scopes, ks, strict=True)
             ]
             indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device)
-            return Sparse(indices, x[indices], x.numel(), sum(ks))
+            return self._payload(turn, indices, x[indices], ks)
         found = scout.found if scout is not None else None
         bounds = [*(span.start for _, span in scopes), x.numel()]
         room = scout.room if scout is not None else None
@@ -169,4 +169,7 @@ class TopK:
                 if k:
                     self._carried[name].update(number if found is not None else None, k, least)
         values = self.scratch.take(indices.numel(), torch.float32, x.device)
-        return Sparse(indices, take_at(x, indices, values), x.numel(), sum(ks))
+        return self._payload(turn, indices, take_at(x, indices, values), ks)
+
+    def _payload(self, turn: Turn, indices: Tensor, values: Tensor, ks: list[int]) -> Sparse:
+        return Sparse(indices, values, turn.layout.coded_numel, sum(ks), spread_of(self.scope, turn.layout, ks))

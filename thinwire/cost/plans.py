@@ -14,7 +14,7 @@ from typing import Any
 
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
 from thinwire.compressors.blocksign import cut_into_blocks
-from thinwire.compressors.quotas import entries_kept, quotas
+from thinwire.compressors.quotas import entries_kept, quotas, spread_of
 from thinwire.layout import Layout
 from thinwire.methods import DGC, BlockSign, Dense, GradientDropping, GTopK, Method, Noop, SignSGD, TernGrad
 from thinwire.methods.base import Rows
@@ -56,8 +56,13 @@ def exchanged_rows(method: Method, buckets: Sequence[Rows]) -> list[tuple[Rows, 
 
 def bucket_layouts(method: Method, buckets: Sequence[Rows]) -> list[Layout]:
     """The layouts of a step's exchanges, in the order they begin."""
-    model = [row for rows in buckets for row in rows]
-    return [method.layout(rows, model=model) for rows, _ in exchanged_rows(method, buckets)]
+    return layouts_of(method, [rows for rows, _ in exchanged_rows(method, buckets)])
+
+
+def layouts_of(method: Method, exchanges: Sequence[Rows]) -> list[Layout]:
+    """One layout an exchange; together they are the model."""
+    model = [row for rows in exchanges for row in rows]
+    return [method.layout(rows, model=model) for rows in exchanges]
 
 
 def plan_exchange(method: Method, layout: Layout, hosts: int) -> Plan:
@@ -103,8 +108,9 @@ def _share(count: int, servers: int) -> int:
 
 
 def _gathered(method: DGC | GradientDropping, layout: Layout, hosts: int) -> Plan:
-    entries = sum(quotas(method.scope, method.density, layout))
-    return _all_gather(method.codec.nbytes(layout.coded_numel, entries, layout.tail_numel), hosts)
+    entries = quotas(method.scope, method.density, layout)
+    spread = spread_of(method.scope, layout, entries)
+    return _all_gather(method.codec.nbytes(layout.coded_numel, sum(entries), layout.tail_numel, spread), hosts)
 
 
 def _gtopk(method: GTopK, layout: Layout, hosts: int) -> Plan:

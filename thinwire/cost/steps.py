@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.cost.plans import Plan, exchanged_rows, plan_exchange
+from thinwire.cost.plans import Plan, exchanged_rows, layouts_of, plan_exchange
 from thinwire.methods import Dense, Method, Noop
 from thinwire.probe import Link
 
@@ -144,9 +144,9 @@ def _predict(
     overlap: float,
 ) -> Prediction:
     jobs, total, codec_s = [], Plan(), 0.0
-    model = [row for bucket in buckets for row in bucket.rows]
-    for rows, place in exchanged_rows(method, [bucket.rows for bucket in buckets]):
-        layout = method.layout(rows, model=model)
+    exchanges = exchanged_rows(method, [bucket.rows for bucket in buckets])
+    layouts = layouts_of(method, [rows for rows, _ in exchanges])
+    for layout, (_, place) in zip(layouts, exchanges, strict=True):
         plan = plan_exchange(method, layout, hosts)
         seconds = cost.computing_s(plan.frames) * layout.numel / max(1, work.numel)  # frames are alike in all buckets
         jobs.append((buckets[place].ready_s, seconds, cost.wire * plan.seconds(link)))

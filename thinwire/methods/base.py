@@ -68,16 +68,10 @@ class Method:
     def layout(self, rows: Rows, *, model: Rows | None = None, compress: bool = True) -> Layout:
         """One exchange's layout of (name, ordinal, shape) rows under this method, part of the ``model``'s or all of
         them; without ``compress`` all travel dense, and nothing of them is kept back."""
-        coded_sizes = None if model is None else self.coded_sizes(model)
-        return Layout.of(
-            [(name, place, shape.numel(), compress and self.is_coded(name, shape)) for name, place, shape in rows],
-            coded_sizes,
-        )
-
-    def coded_sizes(self, model: Rows) -> tuple[int, ...]:
-        """The sizes of all tensors of a model that go through the compressor, by ordinal."""
-        ordered = sorted(model, key=lambda row: row[1])
-        return tuple(shape.numel() for name, _, shape in ordered if self.is_coded(name, shape))
+        entries = [(name, place, shape.numel(), compress and self.is_coded(name, shape)) for name, place, shape in rows]
+        if model is None:
+            return Layout.of(entries)
+        return Layout.of(entries, [shape.numel() for name, _, shape in model if self.is_coded(name, shape)])
 
     @property
     def merges_alike(self) -> bool:

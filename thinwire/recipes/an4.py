@@ -39,7 +39,7 @@ class An4Gru(Recipe):
     clip_norm: float = 1.0
     settings = ("batch_size", "lr", "momentum", "clip_norm")
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.005}
-    default_method = "dgc:lr_rescaling=true,warmup=116"  # 4 epochs; rescaling was better over 30
+    default_method = "dgc:warmup=116"  # 4 epochs
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         super().__init__(data, device)

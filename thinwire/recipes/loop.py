@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire import peers
+from thinwire.local import averaged
 from thinwire.lookout import Lookout
 from thinwire.recipes.base import Batch, Recipe, samples_in
 from thinwire.recipes.checkpoints import Checkpoints
@@ -334,7 +335,7 @@ def evaluate(recipe: Recipe, module: nn.Module, method: thinwire.Method, net: Gr
     share_batch_statistics(module, net)
     # Methods that apply local gradients let replicas drift apart between averagings; what counts is the mean.
     totals = torch.zeros(recipe.num_scores, dtype=torch.float64)
-    with averaged(module, net) if method.averaging_interval else nullcontext():
+    with averaged(list(module.parameters()), net) if method.averaging_interval else nullcontext():
         for batch in recipe.test_batches(rank=net.rank, world=net.size):
             totals += torch.tensor(recipe.score(module, batch), dtype=torch.float64)
     totals = totals.to(net.device)
@@ -348,20 +349,6 @@ def share_batch_statistics(module: nn.Module, net: GroupNet) -> None:
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             for buffer in part.buffers():
                 net.broadcast(buffer, 0)
-
-
-@contextmanager
-def averaged(module: nn.Module, net: GroupNet) -> Iterator[None]:
-    """The module with the mean of all ranks' parameters, for the time of the block."""
-    own = [parameter.clone() for parameter in module.parameters()]
-    for parameter in module.parameters():
-        net.all_reduce(parameter.data)
-        parameter.div_(net.size)
-    try:
-        yield
-    finally:  # in place: others may hold these tensors
-        for parameter, before in zip(module.parameters(), own, strict=True):
-            parameter.copy_(before)
 
 
 def mean_over_workers(net: GroupNet, *values: float) -> tuple[float, ...]:

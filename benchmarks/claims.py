@@ -274,6 +274,12 @@ RUNS = {
 }
 
 
+def method_of(name: str) -> str:
+    """The string that means today what was run."""
+    words = shlex.split(RUNS[name])
+    return words[words.index("--method") + 1]
+
+
 def arguments_of(name: str, data: Path, out: Path) -> list[str]:
     words = shlex.split(RUNS[name])
     workers = [] if "--workers" in words else ["--workers", "4"]

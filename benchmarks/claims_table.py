@@ -19,6 +19,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent))
 
 from claimed import CLAIMS, Claim, Row
+from claims import RUNS, method_of
 from kept_runs import keep, write_folder
 
 RESULTS = Path(__file__).parent / "results" / "claims"
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(keep(folder, given.results))
         elif given.what == "folders":
             for path in sorted(given.results.glob("*.json")):
-                print(write_folder(path, *given.paths))
+                print(write_folder(path, *given.paths, method_of(path.stem) if path.stem in RUNS else None))
         else:
             print("\n".join(table(claim, given.results) for claim in CLAIMS))
     except ValueError as error:

@@ -52,9 +52,13 @@ def keep(folder: Path, results: Path) -> Path:
     return path
 
 
-def write_folder(kept: Path, parent: Path) -> Path:
-    """Undo ``keep`` as far as it goes."""
-    run, folder = json.loads(kept.read_text()), parent / kept.stem
+def write_folder(kept: Path, parent: Path, method: str | None = None) -> Path:
+    """Undo ``keep`` as far as it goes; a run of one method can be given the string that means the same today."""
+    text, folder = kept.read_text(), parent / kept.stem
+    if method is not None:
+        (spec,) = json.loads(text)["config"]["specs"]
+        text = text.replace(json.dumps(spec), json.dumps(method))
+    run = json.loads(text)
     folder.mkdir(parents=True)
     for name in ("config", "summary"):
         (folder / f"{name}.json").write_text(json.dumps(run[name], indent=2) + "\n")

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import claims_table
 from claimed import CLAIMS, Claim, Row
-from claims import EARLIER, LATER, NOW, RUNS, STEEPLY, arguments_of
+from claims import EARLIER, LATER, NOW, RUNS, STEEPLY, arguments_of, method_of
 from kept_runs import keep, write_folder
 
 from thinwire.peers import parse as parse_peer
@@ -93,6 +93,17 @@ def test_kept_runs_are_thinned_and_still_make_a_report(results: Path, tmp_path: 
     read = inputs.read(write_folder(results / "digits-s0.json", tmp_path / "again"))
     assert isinstance(read, inputs.Run) and read.finished and len(read.epochs[DGC]) == 40
     assert read.epochs[DGC][-1]["metric"] == pytest.approx(outcome(results, 0, DGC)["metric"])
+
+
+def test_run_folders_name_methods_as_they_are_called_today(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A picture made of them would otherwise show a string that means something else by now."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "r20-dgc-s0.json").write_text((claims_table.RESULTS / "r20-dgc-s0.json").read_text())
+    claims_table.main(["folders", str(tmp_path / "runs"), "--results", str(kept)])
+    read = inputs.read(Path(capsys.readouterr().out.strip()))
+    assert isinstance(read, inputs.Run) and list(read.epochs) == [method_of("r20-dgc-s0")]
+    assert "scope=tensor" in method_of("r20-dgc-s0")
 
 
 def test_what_is_not_there_and_what_diverged_is_said(results: Path) -> None:

@@ -104,7 +104,8 @@ def test_a_state_from_before_an_option_was_added_is_taken(cluster: Any) -> None:
     assert cluster.run(loaded_from, 2, "dgc:momentum_correction=false", idle) == [[""], [""]]
     older = [("direct_decay=false,", "")]
     assert cluster.run(loaded_from, 2, "gtopk", older) == [[""], [""]], "the decay waited when there was no option"
-    assert cluster.run(loaded_from, 2, "dgc:scope=tensor,direct_decay=false", [*older, ("scope=tensor,", "")])[0] == ["", ""]
+    older.append(("scope=tensor,", ""))
+    assert cluster.run(loaded_from, 2, "dgc:scope=tensor,direct_decay=false", older) == [["", ""], ["", ""]]
     added = [(",values=fp32,indices=rice,residual=fp32,dense_below=0,exclude=", ",residual=fp32")]
     assert cluster.run(loaded_from, 2, "dropping:values=fp32", added) == [[""], [""]]
     added = [(added[0][0].replace("fp32,indices", "int8,indices"), added[0][1])]

@@ -30,8 +30,8 @@ WIRE_SHARE = 0.94  # what Ethernet, IP and TCP headers leave of a link's rate fo
 SAMPLE = 2 * 2**20  # elements on which this machine's encoding speed is measured when there is no model
 TABLE = 22 + 17  # columns of its text apart from the numbers: a method in front, "1,234 MB a step" behind
 NOT_COMPARED = (
-    "Not compared: signsgd (its updates need learning rates of their own), dropping (alone dgc's forerunner, and local gradients let replicas drift), noop (trains "
-    "nothing)."
+    "Not compared: signsgd (its updates need learning rates of their own), dropping (alone dgc's forerunner, and with "
+    "local gradients ranks differ), noop (trains nothing)."
 )
 _WARMUP = "give it a warm-up of a few epochs' steps ({}:warmup=STEPS)"
 _EXCLUDE = "leave the output layer out ({}:exclude=PATTERN)"

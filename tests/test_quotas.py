@@ -17,9 +17,8 @@ from thinwire.layout import Layout
 VGG = [1728, 36864, 73728, 147456, 294912, 589824, 589824, 1179648, *[2359296] * 5, 5120]
 
 
-def layout(sizes: list[int], model: list[int] | None = None) -> Layout:
-    rows = [(f"w{place}", place, numel, True) for place, numel in enumerate(sizes)]
-    return Layout.of(rows, model)
+def layout(sizes: list[int]) -> Layout:
+    return Layout.of([(f"w{place}", place, numel, True) for place, numel in enumerate(sizes)])
 
 
 @given(

@@ -25,6 +25,9 @@ from thinwire.kernels import (
 )
 from thinwire.layout import Layout, Turn
 
+Spread = tuple[tuple[int, int], ...]
+"""(elements, entries) of every part of a vector whose parts send different shares; () where all send the same."""
+
 
 def _covered(blocks: Runs) -> int:
     return sum(length * count for length, count in blocks)
@@ -35,15 +38,14 @@ class Sparse:
     """Some elements of a vector of ``numel``: indices rising, no index twice.
 
     ``capacity`` is the most entries that any rank's payload of this exchange can have; all ranks know it, so all know
-    how long every frame is. ``spread`` is the elements and the capacity of every part, where parts send different
-    shares.
+    how long every frame is, for which ``spread`` says how the capacity is divided.
     """
 
     indices: Tensor  # (k,) int64, or int32 in scratch memory
     values: Tensor  # (k,) float32
     numel: int
     capacity: int
-    spread: tuple[tuple[int, int], ...] = ()
+    spread: Spread = ()
 
     def add_to(self, out: Tensor) -> None:  # (numel,) float32
         out.index_add_(0, self.indices, self.values)

@@ -20,6 +20,7 @@ from thinwire.errors import FrameError
 from thinwire.kernels import RiceStream, rice_indices, rice_unary_bits_of, rice_write
 from thinwire.kernels.lists import gaps_between
 from thinwire.kernels.reference import RICE_COUNT, RICE_GAP, RICE_OUTSIDE, RICE_REST
+from thinwire.payloads import Spread
 
 INDEX_CODES = {"int32": 0, "delta16": 1, "rice": 2}
 _ESCAPE = 0xFFFF
@@ -41,10 +42,6 @@ def _rice_expected_bits(numel: int, k: int, parameter: int) -> float:
 def rice_best(numel: int, k: int) -> int:
     """The Rice parameter with which k indices below ``numel`` are shortest in the worst case."""
     return min(range(31), key=lambda parameter: _rice_bound_bits(numel, k, parameter))
-
-
-Spread = tuple[tuple[int, int], ...]
-"""(elements, entries) of every part of a vector whose parts send different shares; () where all send the same."""
 
 
 @lru_cache(maxsize=1024)

@@ -24,7 +24,6 @@ from thinwire.codecs.frame import (
 from thinwire.codecs.indices import (
     INDEX_CODES,
     IndexPlan,
-    Spread,
     check_rice,
     decode_indices,
     index_budget,
@@ -35,7 +34,7 @@ from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, va
 from thinwire.errors import FrameError
 from thinwire.kernels import RiceStream, encode_rice_frame, keep_largest, on_gpu, rice_indices
 from thinwire.layout import Turn
-from thinwire.payloads import Sparse
+from thinwire.payloads import Sparse, Spread
 from thinwire.scratch import BACK, FRONT, Scratch
 
 _DEVICE_ENTRIES = 1 << 18  # a GPU's programs each add up all blocks before theirs: not for warm-ups of large models

@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 
 from thinwire.layout import Layout
+from thinwire.payloads import Spread
 
 SCOPES = ("balanced", "tensor", "model")
 
@@ -31,7 +32,7 @@ def quotas(scope: str, density: float, layout: Layout) -> list[int]:
     return [max(1, round(min(numel, rate * math.sqrt(numel)))) if numel else 0 for numel in numels]
 
 
-def spread_of(scope: str, layout: Layout, entries: list[int]) -> tuple[tuple[int, int], ...]:
+def spread_of(scope: str, layout: Layout, entries: list[int]) -> Spread:
     """What a frame's length must know of the quotas besides their sum: (elements, entries) of every tensor where they
     send different shares."""
     return tuple(zip((s.numel for s in layout.coded), entries, strict=True)) if scope == "balanced" else ()

@@ -145,10 +145,9 @@ class TopK:
     def compress(
         self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None
     ) -> Sparse:  # x: (c,) float32
-        if scout is not None and turn.layout in self._searches:
-            wanted = self.quotas(turn)
-            return self._payload(turn, scout.found.indices, scout.found.values, wanted)
         scopes, ks = self.scopes(turn.layout), self.quotas(turn)
+        if scout is not None and turn.layout in self._searches:
+            return self._payload(turn, scout.found.indices, scout.found.values, ks)
         if self.sampled:
             chosen = [
                 select_sampled(x[span], k, stream_key(0, turn.step, rank, name)) + span.start

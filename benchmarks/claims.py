@@ -245,6 +245,9 @@ NOW: dict[str, str] = {
     # As long as the recipe is by itself.
     **seeds("m30k-gru-long-dense", f"{M30K_GRU_LONG} --method dense", 2),
     **seeds("m30k-gru-long-int8", f"{M30K_GRU_LONG} --method dropping:density=0.03,values=int8,{PARTIAL}", 2),
+    # BlockSign with 8 images a worker for more than five epochs; on a processor as well.
+    "r20x8-8-long-blocksign-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method {OUR_SIGNS}",
+    "r20x8-8-long-dense-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method dense",
     # With 8 workers, whose batches are normalised by halves: dense, DGC, and global top-k with decay that waits, at 3 %
     # and with more entries in 8 bits; 6 % have the bytes of 3 % in 32.
     **seeds("r20x8-short-dense", f"{R20} --workers 8 --epochs 30 --method dense", 2),

@@ -53,6 +53,8 @@ M30K_GRU = "--recipe multi30k-gru --epochs 15"
 M30K_GRU_LONG = "--recipe multi30k-gru --epochs 30"
 AN4 = "--recipe an4-gru --epochs 30"
 DROP = "density=0.01,warmup=339"
+FP32_DROP = f"{DROP},values=fp32"
+NEVER = "sync_every=1000000"
 PARTIAL = "warmup=339,local=partial,sync_every=500"
 SLOWLY, STEEPLY = "lr_warmup=0.1333", "lr_warmup=0.0286"
 WAITING = "direct_decay=false"
@@ -126,7 +128,7 @@ EARLIER: dict[str, str] = {
     "m30k-partial-often-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=100",
     **seeds("m30k-sum", f"{M30K} --method dropping:{DROP},local=sum,sync_every=500", 2),
     "m30k-error-s0": f"{M30K} --method dropping:{DROP},local=error,sync_every=500",
-    "m30k-partial-never-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=1000000",
+    "m30k-partial-never-s0": f"{M30K} --method dropping:{DROP},local=partial,{NEVER}",
     **seeds("m30k-dense", f"{M30K} --method dense", 3),
     # Values of 8 bits, and what each part of DGC is worth, over 60 epochs.
     **seeds("r20-int8", f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int8"),
@@ -236,6 +238,15 @@ NOW: dict[str, str] = {
     **seeds("r110-balanced", f"{R110},{SLOWLY} --epochs 30 --method dgc:{BALANCED},{WARM}", 2),
     "ptb-balanced-s0": f"{PTB} --method dgc:{BALANCED},warmup=265",
     "an4-balanced-s0": f"{AN4} --method dgc:{BALANCED},warmup=116",
+    # Every way to use local gradients without averaging, and those of the GRU.
+    "m30k-sum-never-s0": f"{M30K} --method dropping:{FP32_DROP},local=sum,{NEVER}",
+    "m30k-error-never-s0": f"{M30K} --method dropping:{FP32_DROP},local=error,{NEVER}",
+    "m30k-gru-sum-s0": f"{M30K_GRU} --method dropping:{FP32_DROP},local=sum,sync_every=500",
+    "m30k-gru-error-s0": f"{M30K_GRU} --method dropping:{FP32_DROP},local=error,sync_every=500",
+    **{
+        f"m30k-gru-{mode}-never-s0": f"{M30K_GRU} --method dropping:{FP32_DROP},local={mode},{NEVER}"
+        for mode in ("sum", "partial", "error")
+    },
     **seeds("m30k-balanced", f"{M30K} --method dropping:density=0.03,{BALANCED_DROP},{PARTIAL}"),
     "m30k-balanced-0.01-s0": f"{M30K} --method dropping:density=0.01,{BALANCED_DROP},{PARTIAL}",
     **seeds("m30k-int8", f"{M30K} --method dropping:density=0.03,values=int8,{PARTIAL}"),

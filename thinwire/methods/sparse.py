@@ -73,7 +73,8 @@ class DGC(Method):
     their sizes, with 8-bit values and no factor masking. It was measured behind a warm-up of one to four epochs, whose
     length in steps is yours to give. What suits a network better (docs/results.md):
 
-    - VGG-16: ``scope="model"``. In 30 epochs it lost nothing (one seed), and 0.7 points without (two seeds)
+    - VGG-16, which lost 0.7 points in 30 epochs: a learning rate that rises as long as the warm-up takes, or an output
+      layer that travels dense (``exclude``). With either it lost 0.4 (two seeds each)
     - an LSTM, short schedules: ``lr_rescaling=True`` ended 1 % in perplexity better than without it (one seed)
     - very deep networks: a learning rate that rises as long as the warm-up takes. ResNet-110 lost 2.9 points when it
       rose within an epoch, and nothing with four
@@ -180,9 +181,9 @@ class GTopK(Method):
     default, and behind a warm-up of four epochs (Penn Treebank: one), ResNet-20 and VGG-16 on CIFAR-10 and an LSTM on
     Penn Treebank ended where dense did; at 1 % 0.5 and 0.4 points and 5 % in perplexity behind, at the paper's
     ``density=0.001`` without momentum correction 5.3 points on ResNet-20 (docs/design.md, "Defaults and why").
-    ResNet-110 did, too, with ``direct_decay=True`` and a learning rate that rose as long as the warm-up took. k is the
-    same for any number of ranks, so more of them wait longer: with 8 ResNet-20 lost 0.8 points at 3 % (one seed). Its
-    lists need memory: nine times the density, so a quarter of the gradient's.
+    ResNet-110 did, too, with ``direct_decay=True`` and a learning rate that rose as long as the warm-up took. With
+    8 ranks ResNet-20 lost 0.24 points (two seeds); nothing was trained with more. Its lists need memory: nine times the
+    density, so a quarter of the gradient's.
 
     density              the share of the whole model that is sent in a step, in (0, 1]
     warmup               None, steps of the paper's list of densities, or a schedule
@@ -249,8 +250,8 @@ class GradientDropping(Method):
     """Gradient dropping, alone or combined with local gradients ("sum", "partial", "error").
 
     The default of 3 % in 8 bits sends what the paper's 1 % in 32 bits sends. With ``local="partial"`` a Transformer on
-    Multi30k ended 0.3 BLEU behind dense at 3 % with fp32 values (three seeds), with 8-bit values where those did (one),
-    and 0.7 at 1 % (two; docs/results.md). The paper's own setting is ``GradientDropping(density=0.01, values="fp32")``.
+    Multi30k ended 0.3 BLEU behind dense with it (three seeds), and 0.7 at 1 % (two); a GRU where dense did in 30 epochs
+    and 0.55 behind in 15 (two each; docs/results.md). The paper's own setting is ``GradientDropping(density=0.01, values="fp32")``.
     Its lists need memory: with 4 ranks ten times the density, so 30 % of the gradient's.
 
     With a local mode the replicas drift apart and are averaged every ``sync_every`` optimizer steps; with

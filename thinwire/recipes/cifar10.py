@@ -69,7 +69,7 @@ class Cifar10Vgg16(Cifar10):
     name = "cifar10-vgg16"
     summary = "CIFAR-10, VGG-16 with batch normalisation, 14.7 million parameters (gTop-k's Figure 5)"
     lr = 0.1
-    default_method = "dgc:scope=model,warmup=388"  # over 30 epochs as good as dense, each tensor's were not
+    default_method = "dgc:exclude=45.*,warmup=388"  # the output layer dense: nearer to dense accuracy than without
 
     def model(self) -> nn.Module:
         return vgg16()

@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire import auto, emulation
-from thinwire.advice import advise_from, as_fast
+from thinwire.advice import LOCAL, advise_from, advise_offline, as_fast
 from thinwire.bench.cluster import ALWAYS, accuracy, merged
 from thinwire.bench.peers import PEERS
 from thinwire.cli import run
-from thinwire.cost import ExchangeCost, Workload
+from thinwire.cost import ExchangeCost, Prediction, Workload, predict
 from thinwire.probe import Link
 from thinwire.profile import Profile
 
@@ -83,6 +83,28 @@ def test_slow_encoding_is_told_and_not_recommended() -> None:
     assert any(note.startswith("slower than dense here") and "dgc" in note for note in found.notes)
 
 
+def test_other_optimizers_are_advised_what_works_with_them() -> None:
+    work = Workload.of_size(400_000, 0.02)
+    found = advise_offline(work, hosts=2, rate_bits=1e6, optimizer_is_sgd=False)
+    assert {one.method for one in found.predictions} == {*SPECS, LOCAL} - {"dgc"}
+    assert "dgc (it needs torch.optim.SGD)" in str(found)
+    only = advise_offline(work, hosts=2, rate_bits=1e6, methods=[LOCAL], optimizer_is_sgd=False)
+    assert only.recommended == LOCAL and "wire.averaged()" in only.caution and "warmup=STEPS" in only.caution
+    assert {one.method for one in advise_offline(work, hosts=2, rate_bits=1e6).predictions} == set(SPECS)
+
+
+def test_averaging_the_parameters_now_and_then_is_part_of_a_step() -> None:
+    work, link = Workload.of_size(1_000_000, 0.02), Link(0.0, 8e-8)
+
+    def step(spec: str) -> Prediction:
+        return predict(thinwire.parse_method(spec), work, link, ExchangeCost(0.0), 4)
+
+    alone, averaged = step("dropping"), step("dropping:local=partial,sync_every=100")
+    more = 1.5 * 4e6 / 100  # an all-reduce of 4 MB between 4 ranks, every 100 steps
+    assert averaged.nbytes - alone.nbytes == pytest.approx(more)
+    assert averaged.step_s - alone.step_s == pytest.approx(more * 8e-8)
+
+
 # --- the command line without a group --------------------------------------------------------------
 
 
@@ -102,6 +124,13 @@ def test_offline_advice_prints_a_table_and_writes_json(tmp_path: Path, capsys: p
     assert not list(tmp_path.glob(".*partial"))
 
 
+def test_offline_advice_takes_the_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "advise --params 0.4M --compute-ms 20 --hosts 2 --rate 10mbit --optimizer adamw"
+    assert run(words.split()) == 0
+    shown = capsys.readouterr().out
+    assert LOCAL in shown and "\ndgc " not in shown
+
+
 def test_offline_advice_measures_a_recipe_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["advise", "--recipe", "digits", "--hosts", "2", "--rate", "100gbit", "--methods", "gtopk"]) == 0
     assert "do not compress" in capsys.readouterr().out
@@ -118,6 +147,7 @@ def test_offline_advice_measures_a_recipe_here(capsys: pytest.CaptureFixture[str
         ("--params 1M --compute-ms 5 --hosts 4 --rate fast", "--rate:"),
         ("--params 1M --compute-ms 5 --hosts 4 --rate 1gbit --latency-ms -1", "is not possible"),
         ("--params 1M --compute-ms 5 --hosts 4 --rate 1gbit --methods dgcc", "did you mean 'dgc'"),
+        ("--params 1M --compute-ms 5 --hosts 4 --rate 1gbit --optimizer adan", "did you mean 'adam'"),
         ("--model vgg61 --hosts 4 --rate 1gbit", "did you mean 'vgg16'"),
         ("--recipe digit --hosts 4 --rate 1gbit", "did you mean 'digits'"),
         ("--model vgg16 --recipe digits --hosts 4 --rate 1gbit", "exclude each other"),

@@ -23,19 +23,24 @@ from thinwire.transport import TorchNet
 
 # Gentler ones first: where two are equally fast, the first is recommended.
 METHODS = ("dense", "dense:dtype=bf16", "terngrad", "blocksign", "dgc", "gtopk")
+# DGC takes SGD's momentum; with other optimizers gradient dropping with local gradients is what kept dense quality.
+LOCAL = "dropping:local=partial"
+WITHOUT_SGD = tuple(LOCAL if method == "dgc" else method for method in METHODS)
 MOST_HOSTS = 1024
 WORTH = 1.10  # a method must train this much faster than dense, or it is not worth its trouble
 AS_FAST = 1.05  # predictions that differ by less cannot be told apart
 WIRE_SHARE = 0.94  # what Ethernet, IP and TCP headers leave of a link's rate for what is sent
 SAMPLE = 2 * 2**20  # elements on which this machine's encoding speed is measured when there is no model
 TABLE = 22 + 17  # columns of its text apart from the numbers: a method in front, "1,234 MB a step" behind
-NOT_COMPARED = (
-    "Not compared: signsgd (its updates need learning rates of their own), dropping (alone dgc's forerunner, and with "
-    "local gradients ranks differ), noop (trains nothing)."
-)
+_NEVER = "signsgd (its updates need learning rates of their own), noop (trains nothing)"
+NOT_COMPARED = {
+    METHODS: f"Not compared: {_NEVER}, dropping (alone dgc's forerunner; with local gradients for other optimizers).",
+    WITHOUT_SGD: f"Not compared: {_NEVER}, dgc (it needs torch.optim.SGD), dropping without local gradients.",
+}
 _WARMUP = "give it a warm-up of a few epochs' steps ({}:warmup=STEPS)"
 _EXCLUDE = "leave the output layer out ({}:exclude=PATTERN)"
-WANTS = {"dgc": _WARMUP, "gtopk": _WARMUP, "terngrad": _EXCLUDE, "blocksign": _EXCLUDE}
+_AVERAGED = "give it a warm-up of a few epochs' steps (warmup=STEPS), evaluate and save inside wire.averaged()"
+WANTS = {"dgc": _WARMUP, "gtopk": _WARMUP, "terngrad": _EXCLUDE, "blocksign": _EXCLUDE, "dropping": _AVERAGED}
 UNSTEADY = 0.1  # a step without communication that changes by more while it is measured is worth a note
 
 
@@ -79,8 +84,11 @@ class Advice:
         raise ValueError(f"no prediction of {wanted!r} on {hosts or self.hosts} hosts; there are {self._known()}")
 
     def _known(self) -> str:
-        methods = ", ".join(dict.fromkeys(one.method for one in self.predictions))
-        return f"{methods} on {', '.join(map(str, self.host_counts))} hosts"
+        return f"{', '.join(self._methods)} on {', '.join(map(str, self.host_counts))} hosts"
+
+    @property
+    def _methods(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.method for one in self.predictions))
 
     @property
     def host_counts(self) -> list[int]:
@@ -99,7 +107,7 @@ class Advice:
             f"{self.params / 1e6:.3g} M parameters, {_ms(self.compute_s)} ms a step without communication, {self.link}"
         )
         lines = [head, "", "predicted ms a step".ljust(22) + "".join(f"{n:>8}" for n in counts) + "  hosts"]
-        for method in dict.fromkeys(one.method for one in self.predictions):
+        for method in self._methods:
             own = [one for one in self.predictions if one.method == method and one.hosts in counts]
             sent = next(one.nbytes for one in own if one.hosts == self.hosts)
             lines.append(
@@ -107,8 +115,7 @@ class Advice:
             )
         verdict = f"recommended: {self.recommended}" if self.compress else "do not compress"
         below = [self.caution] if self.compress else []
-        if tuple(dict.fromkeys(one.method for one in self.predictions)) == METHODS:
-            below.append(NOT_COMPARED)
+        below += [NOT_COMPARED[compared]] if (compared := self._methods) in NOT_COMPARED else []
         below += [self.basis] if self.basis else []
         return "\n".join([*lines, "", f"{verdict}: {self.reason}", *self.notes, *below])
 
@@ -137,11 +144,13 @@ def advise(
     model: nn.Module,
     step: Callable[[], object],
     *,
-    methods: Sequence[Method | str] = METHODS,
+    methods: Sequence[Method | str] | None = None,
     group: dist.ProcessGroup | None = None,
     optimizer_is_sgd: bool = True,
 ) -> Advice:
     """Measure this model on these machines for about half a minute, and say which method to train it with.
+
+    ``methods`` are compared with dense; unless given, those that suit torch.optim.SGD or other optimizers.
 
     A collective call: every rank of the group (all ranks unless given) makes it. ``step`` does one forward and
     backward pass; under DistributedDataParallel gradients are not exchanged meanwhile. Parameters, buffers, gradients
@@ -156,7 +165,7 @@ def advise(
             "advise measures between the ranks of a process group; start the script with torchrun, or with several "
             "processes and init_process_group (without any: thinwire advise --params ... --hosts ... --rate ...)"
         )
-    chosen = [parse_method(method) if isinstance(method, str) else method for method in methods]
+    chosen = to_compare(methods, optimizer_is_sgd)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     parameters = {name: p for name, p in inner.named_parameters() if p.requires_grad}
     if not parameters:
@@ -170,9 +179,9 @@ def advise(
     net = own_net(parent)
     silent = model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
     with silent, _untouched(inner):
-        profile = measure_profile(net, parameters, step, with_dense(chosen), optimizer_is_sgd=optimizer_is_sgd)
+        profile = measure_profile(net, parameters, step, chosen, optimizer_is_sgd=optimizer_is_sgd)
     give_back(parent, net)
-    return advise_from(profile, with_dense(chosen))
+    return advise_from(profile, chosen)
 
 
 def advise_offline(
@@ -181,7 +190,8 @@ def advise_offline(
     hosts: int,
     rate_bits: float,
     latency_s: float = 0.0002,
-    methods: Sequence[Method | str] = METHODS,
+    methods: Sequence[Method | str] | None = None,
+    optimizer_is_sgd: bool = True,
 ) -> Advice:
     """The same for machines that are not here: known model and compute time, a link's rate and latency.
 
@@ -191,9 +201,10 @@ def advise_offline(
         raise ValueError(f"advice is about at least 2 hosts, not {hosts}")
     if work.compute_s <= 0:
         raise ValueError(f"a step computes longer than {1e3 * work.compute_s:g} ms")
-    chosen = with_dense([parse_method(method) if isinstance(method, str) else method for method in methods])
+    chosen = to_compare(methods, optimizer_is_sgd)
     link = Link(latency_s, 8 / (rate_bits * WIRE_SHARE))
-    profile = Profile(hosts, work, link, 1.0, {str(method): codec_here(method, work.numel) for method in chosen})
+    costs = {str(method): codec_here(method, work.numel, optimizer_is_sgd) for method in chosen}
+    profile = Profile(hosts, work, link, 1.0, costs)
     basis = (
         f"Encoding is measured on one core of this machine; {_rate(rate_bits)} is planned as "
         f"{_rate(rate_bits * WIRE_SHARE)}, what packet headers leave."
@@ -201,7 +212,7 @@ def advise_offline(
     return replace(advise_from(profile, chosen), basis=basis)
 
 
-def codec_here(method: Method, params: int) -> ExchangeCost:
+def codec_here(method: Method, params: int, optimizer_is_sgd: bool = True) -> ExchangeCost:
     """A method's encoding cost on one core of this machine for so many parameters, measured on a sample and scaled.
 
     Processor time of one thread, the least of a few: other work on this machine says nothing about the machines that
@@ -211,7 +222,7 @@ def codec_here(method: Method, params: int) -> ExchangeCost:
     torch.set_num_threads(1)
     try:
         cost = measure_codec(
-            DryNet(1), method, exchanges_of(method, sample), (8, 32), True, torch.device("cpu"),
+            DryNet(1), method, exchanges_of(method, sample), (8, 32), optimizer_is_sgd, torch.device("cpu"),
             typical=min, clock=time.process_time,
         )  # fmt: skip
     finally:
@@ -223,6 +234,12 @@ def codec_here(method: Method, params: int) -> ExchangeCost:
 
 def _exchanges(params: int) -> int:
     return len(Workload.of_size(params, 1.0).buckets)
+
+
+def to_compare(methods: Sequence[Method | str] | None, optimizer_is_sgd: bool) -> list[Method]:
+    """The methods that were asked for, or those that suit the optimizer, with dense in front."""
+    asked = methods if methods is not None else METHODS if optimizer_is_sgd else WITHOUT_SGD
+    return with_dense([parse_method(method) if isinstance(method, str) else method for method in asked])
 
 
 def with_dense(methods: Sequence[Method]) -> list[Method]:

@@ -14,7 +14,7 @@ import typer
 from torch import nn
 
 from thinwire import emulation, starting
-from thinwire.advice import METHODS, Advice, advise_offline
+from thinwire.advice import METHODS, WITHOUT_SGD, Advice, advise_offline
 from thinwire.advice import advise as advise_online
 from thinwire.bench.models import MODELS
 from thinwire.bench.rows import commit, hardware, today
@@ -29,6 +29,7 @@ from thinwire.methods import parse_method
 from thinwire.profile import measure_work
 from thinwire.recipes import RECIPES
 
+OPTIMIZERS = ("sgd", "adam", "adamw", "other")  # all but the first get the same advice
 SHOWN_MODELS = [name for name in MODELS if name != "tiny"]
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
@@ -43,9 +44,16 @@ def advise(
     latency_ms: Annotated[float, typer.Option(metavar="MS", help="From one host to another, one way.")] = 0.2,
     model: Annotated[str | None, typer.Option(help=f"Measure this model: {', '.join(SHOWN_MODELS)}.")] = None,
     recipe: Annotated[str | None, typer.Option(help=f"Measure this recipe's model: {', '.join(RECIPES)}.")] = None,
-    methods: Annotated[str, typer.Option(help="Methods to compare with dense, separated by commas.")] = ",".join(
-        METHODS
-    ),
+    optimizer: Annotated[
+        str | None, typer.Option(help=f"{', '.join(OPTIMIZERS)}; sgd unless a recipe says otherwise.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods to compare with dense, separated by commas.",
+            show_default=f"{','.join(METHODS[1:])}; without sgd {WITHOUT_SGD[METHODS.index('dgc')]} in place of dgc",
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the advice to FILE.")
     ] = None,
@@ -58,8 +66,10 @@ def advise(
 
     For machines that are not here: thinwire advise --params 25.6M --compute-ms 120 --hosts 64 --rate 1gbit
     """
-    specs = _specs(methods)
+    specs = _specs(methods) if methods is not None else None
     checked_json(json_file)
+    if optimizer not in (None, *OPTIMIZERS):
+        raise _complaints.Complaint(_complaints.unknown("optimizer", str(optimizer), OPTIMIZERS))
     if model is not None and model not in MODELS:
         raise _complaints.Complaint(_complaints.unknown("model", model, SHOWN_MODELS))
     if recipe is not None and recipe not in RECIPES:
@@ -68,9 +78,9 @@ def advise(
         raise _complaints.Complaint("--model and --recipe exclude each other; give one of them.")
     world = joined_world()
     if world is not None:
-        advice = _online(model, recipe, specs, world, given=(params, compute_ms, hosts, rate))
+        advice = _online(model, recipe, optimizer, specs, world, given=(params, compute_ms, hosts, rate))
     else:
-        advice = _offline(params, compute_ms, hosts, rate, latency_ms, model, recipe, specs)
+        advice = _offline(params, compute_ms, hosts, rate, latency_ms, model, recipe, optimizer, specs)
     if not starting.is_silent():
         typer.echo("\n".join(wrapped(line, room()) for line in advice.text(room()).splitlines()))
         write_json(
@@ -89,7 +99,10 @@ def _specs(text: str) -> list[str]:
     return specs
 
 
-def _online(model: str | None, recipe: str | None, specs: list[str], world: int, given: tuple[object, ...]) -> Advice:
+def _online(
+    model: str | None, recipe: str | None, optimizer: str | None, specs: list[str] | None, world: int,
+    given: tuple[object, ...],
+) -> Advice:  # fmt: skip
     if any(value is not None for value in given):
         raise _complaints.Complaint(
             f"this process is one of {world} that were started together: step, hosts and link are measured; "
@@ -102,8 +115,8 @@ def _online(model: str | None, recipe: str | None, specs: list[str], world: int,
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("gloo")
     try:
-        module, step = _workload(model, recipe)
-        return advise_online(module, step, methods=specs)
+        module, step, usual = _workload(model, recipe)
+        return advise_online(module, step, methods=specs, optimizer_is_sgd=(optimizer or usual) == "sgd")
     except ValueError as error:
         raise _complaints.Complaint(f"{error}.") from error
     finally:
@@ -112,7 +125,7 @@ def _online(model: str | None, recipe: str | None, specs: list[str], world: int,
 
 def _offline(
     params: str | None, compute_ms: float | None, hosts: int | None, rate: str | None, latency_ms: float,
-    model: str | None, recipe: str | None, specs: list[str],
+    model: str | None, recipe: str | None, optimizer: str | None, specs: list[str] | None,
 ) -> Advice:  # fmt: skip
     missing = [name for name, value in (("--hosts", hosts), ("--rate", rate)) if value is None]
     if model is None and recipe is None:
@@ -135,15 +148,19 @@ def _offline(
         raise _complaints.Complaint(f"--rate: {error}.") from error
     if params is not None and (model is not None or recipe is not None):
         raise _complaints.Complaint("--params and a model exclude each other; give one of them.")
+    usual = "sgd"
     if params is not None:
         assert compute_ms is not None
         work = Workload.of_size(count_of(params), compute_ms / 1e3)
     else:
-        module, step = _workload(model, recipe)
+        module, step, usual = _workload(model, recipe)
         work = measure_work(DryNet(1), dict(module.named_parameters()), step)
         if compute_ms is not None:
             work = work.at(compute_ms / 1e3)
-    return advise_offline(work, hosts=hosts, rate_bits=bits, latency_s=latency_ms / 1e3, methods=specs)
+    sgd = (optimizer or usual) == "sgd"
+    return advise_offline(
+        work, hosts=hosts, rate_bits=bits, latency_s=latency_ms / 1e3, methods=specs, optimizer_is_sgd=sgd
+    )
 
 
 def count_of(text: str) -> int:
@@ -159,13 +176,13 @@ def count_of(text: str) -> int:
     return count
 
 
-def _workload(model: str | None, recipe: str | None) -> tuple[nn.Module, Callable[[], None]]:
-    """A module and a function that runs forward and backward on one batch."""
+def _workload(model: str | None, recipe: str | None) -> tuple[nn.Module, Callable[[], None], str]:
+    """A module, a function that runs forward and backward on one batch, and which optimizer it is trained with."""
     torch.manual_seed(0)
     if model is not None:
         spec = MODELS[model]
         module, inputs, labels = spec.make(), spec.inputs(), spec.labels()
-        return module, lambda: spec.loss(module, inputs, labels).backward()
+        return module, lambda: spec.loss(module, inputs, labels).backward(), "sgd"
     assert recipe is not None
     try:
         there = RECIPES[recipe]()
@@ -174,7 +191,8 @@ def _workload(model: str | None, recipe: str | None) -> tuple[nn.Module, Callabl
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     module = there.model()
     batch = next(iter(there.train_batches(0, seed=0, rank=rank, world=world)))
-    return module, lambda: there.loss(module, batch).backward()
+    usual = "sgd" if isinstance(there.optimizer(module.parameters(), 1.0), torch.optim.SGD) else "other"
+    return module, lambda: there.loss(module, batch).backward(), usual
 
 
 def _listed(names: list[str]) -> str:

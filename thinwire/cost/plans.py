@@ -73,6 +73,15 @@ def plan_exchange(method: Method, layout: Layout, hosts: int) -> Plan:
     return planner(method, layout, hosts) if hosts > 1 else Plan()
 
 
+def plan_averaging(method: Method, numel: int, hosts: int) -> Plan:
+    """A step's share of averaging the parameters, where ranks may differ in between: an all-reduce now and then."""
+    interval = method.averaging_interval
+    if interval is None or hosts < 2:
+        return Plan()
+    whole = _all_reduce(4 * numel, hosts)
+    return Plan(whole.rounds / interval, whole.nbytes / interval)
+
+
 def _known() -> list[str]:
     return [method.name for method in _PLANS]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.cost.plans import Plan, exchanged_rows, layouts_of, plan_exchange
+from thinwire.cost.plans import Plan, exchanged_rows, layouts_of, plan_averaging, plan_exchange
 from thinwire.methods import Dense, Method, Noop
 from thinwire.probe import Link
 
@@ -151,5 +151,7 @@ def _predict(
         seconds = cost.computing_s(plan.frames) * layout.numel / max(1, work.numel)  # frames are alike in all buckets
         jobs.append((buckets[place].ready_s, seconds, cost.wire * plan.seconds(link)))
         total, codec_s = total + plan, codec_s + seconds
-    step_s = schedule(work.compute_s, work.buckets[-1].ready_s, jobs, overlap)
-    return Prediction(str(method), hosts, step_s, total.nbytes, codec_s, cost.wire * total.seconds(link))
+    averaging = plan_averaging(method, work.numel, hosts)  # after the optimizer, where nothing overlaps
+    step_s = schedule(work.compute_s, work.buckets[-1].ready_s, jobs, overlap) + averaging.seconds(link)
+    wire_s = cost.wire * total.seconds(link) + averaging.seconds(link)
+    return Prediction(str(method), hosts, step_s, (total + averaging).nbytes, codec_s, wire_s)

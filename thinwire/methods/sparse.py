@@ -251,8 +251,9 @@ class GradientDropping(Method):
 
     The default of 3 % in 8 bits sends what the paper's 1 % in 32 bits sends. With ``local="partial"`` a Transformer on
     Multi30k ended 0.3 BLEU behind dense with it (three seeds), and 0.7 at 1 % (two); a GRU where dense did in 30 epochs
-    and 0.55 behind in 15 (two each; docs/results.md). The paper's own setting is ``GradientDropping(density=0.01, values="fp32")``.
-    Its lists need memory: with 4 ranks ten times the density, so 30 % of the gradient's.
+    and 0.55 behind in 15 (two each; docs/results.md). The paper's own setting is
+    ``GradientDropping(density=0.01, values="fp32")``. Its lists need memory: with 4 ranks ten times the density, so
+    30 % of the gradient's.
 
     With a local mode the replicas drift apart and are averaged every ``sync_every`` optimizer steps; with
     ``clip_norm``, the local gradient is the clipped one. What travels dense has no local part: all of it is global.

@@ -74,7 +74,7 @@ EARLIER: dict[str, str] = {
     **seeds("r20l-ours", f"{R20} --epochs 100 --method {OURS}"),
     **seeds("r20l-dense", f"{R20} --epochs 100 --method dense"),
     **seeds("r20l-fp32", f"{R20} --epochs 100 --method dgc:{OUR_SETTING},{WARM},values=fp32"),
-    "r20l-int4-s0": f"{R20} --epochs 100 --method dgc:{OUR_SETTING},{WARM},values=int4",
+    **seeds("r20l-int4", f"{R20} --epochs 100 --method dgc:{OUR_SETTING},{WARM},values=int4"),
     "r20l-cold-s0": f"{R20} --epochs 100 --method dgc:{OUR_SETTING},values=int8",
     "r20l-gtopk-s0": f"{R20} --epochs 100 --method gtopk:density=0.01,{WARM},momentum_correction=true",
     "an4-dgc-s0": f"{AN4} --method dgc:{PAPER},warmup=116,{VALUES}",
@@ -83,6 +83,7 @@ EARLIER: dict[str, str] = {
     "ptb-dgc-s0": f"{PTB} --method dgc:{PAPER},warmup=265,{VALUES}",
     **seeds("ptb-ours", f"{PTB} --method dgc:density=0.006,warmup=265,values=int8,factor_masking=false"),
     **seeds("ptb-fp32", f"{PTB} --method dgc:{OUR_SETTING},warmup=265,values=fp32"),
+    **seeds("ptb-int4", f"{PTB} --method dgc:{OUR_SETTING},warmup=265,values=int4"),
     "ptb-gtopk-s0": f"{PTB} --method gtopk:density=0.005,warmup=265,momentum_correction=true",
     "ptb-gtopk-plain-s0": f"{PTB} --method gtopk:density=0.005,warmup=265,momentum_correction=false",
     "ptb-gtopk-ours-s0": f"{PTB} --method gtopk:density=0.01,warmup=265,momentum_correction=true",
@@ -232,6 +233,14 @@ NOW: dict[str, str] = {
     **seeds("vgg-warm-dense", f"{VGG},{SLOWLY} --epochs 30 --method dense", 2),
     **seeds("vgg-warm", f"{VGG},{SLOWLY} --epochs 30 --method dgc:{BALANCED},{WARM}", 2),
     **seeds("vgg-head", f"{VGG} --epochs 30 --method dgc:{BALANCED},{WARM},exclude=45.*", 2),
+    **seeds("vgg-both", f"{VGG},{SLOWLY} --epochs 30 --method dgc:{BALANCED},{WARM},exclude=45.*", 2),
+    # As long as the recipe is by itself; dense in 16 bits beside it.
+    **seeds("r20f-dense", f"{R20} --epochs 140 --method dense"),
+    **seeds("r20f-bf16", f"{R20} --epochs 140 --method dense:dtype=bf16", 2),
+    **seeds("r20f-balanced", f"{R20} --epochs 140 --method dgc:{BALANCED},{WARM}"),
+    **seeds("r20f-dgc", f"{R20} --epochs 140 --method {PAPER_DGC},{WARM}", 2),
+    **seeds("r20f-gtopk-0.03", f"{R20} --epochs 140 --method {MORE_GTOPK},{WARM}", 2),
+    "vgg-bf16-s0": f"{VGG} --epochs 30 --method dense:dtype=bf16",
     **seeds("r20-short-balanced", f"{R20} --epochs 30 --method dgc:{BALANCED},{WARM}"),
     **seeds("r20-balanced", f"{R20} --epochs 60 --method dgc:{BALANCED},{WARM}"),
     **seeds("r20l-balanced", f"{R20} --epochs 100 --method dgc:{BALANCED},{WARM}"),
@@ -260,7 +269,7 @@ NOW: dict[str, str] = {
     "r20x8-8-long-blocksign-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method {OUR_SIGNS}",
     "r20x8-8-long-dense-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method dense",
     # With 8 workers, whose batches are normalised by halves: dense, DGC, and global top-k with decay that waits, at 3 %
-    # and with more entries in 8 bits; 6 % have the bytes of 3 % in 32.
+    # and with more entries in 8 bits.
     **seeds("r20x8-short-dense", f"{R20} --workers 8 --epochs 30 --method dense", 2),
     **seeds("r20x8-balanced", f"{R20} --workers 8 --epochs 30 --method dgc:{BALANCED},{WARM}", 2),
     **seeds("r20x8-gtopk-0.03", f"{R20} --workers 8 --epochs 30 --method {MORE_GTOPK},{WARM}", 2),

@@ -51,6 +51,10 @@ class Result:
         return float(self.outcome["bytes_sent"]) / max(1, int(self.outcome["steps"]))
 
     @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
     def setting(self) -> dict[str, Any]:
         return {key: self.config.get(key) for key in ("recipe", "epochs", "workers", "settings")}
 
@@ -116,10 +120,21 @@ def _verdict(row: Row, by: float, higher_is_better: bool) -> str:
     lost = -by if higher_is_better else by
     if row.within is not None:
         reason = f"; {row.why}" if row.why else ""
-        return "yes" if lost <= row.within else f"does not hold here: at most {row.within:g} was asked{reason}"
+        # As far as the table shows it: 0.299999 and 0.3 are the same difference of two measured numbers.
+        holds = round(lost, 2) <= row.within
+        return "yes" if holds else f"does not hold here: at most {row.within:g} was asked{reason}"
     if row.behind is not None:
-        return "yes, it is worse" if lost > row.behind else "does not hold here: it is not worse"
+        than = f"{lost:.2f} behind `{row.than}`" if row.than else "it is worse"
+        return f"yes, {than}" if lost > row.behind else f"does not hold here: {than if row.than else 'it is not worse'}"
     return NOTHING
+
+
+def _of_the_same_seeds(runs: Sequence[Result], others: list[Result]) -> list[Result]:
+    """Those of the others that have the runs' seeds, where all of these are there: luck of a seed is then on both
+    sides."""
+    seeds = {run.seed for run in runs}
+    same = [other for other in others if other.seed in seeds]
+    return same if {other.seed for other in same} == seeds else others
 
 
 def _differs(one: Result, other: Result) -> str:
@@ -129,6 +144,7 @@ def _differs(one: Result, other: Result) -> str:
 def cells(claim: Claim, row: Row, results: Path) -> list[str]:
     """One line of a claim's table; runs that are not there yet leave their cells empty."""
     runs, dense = find(row.runs, results), find(row.dense or claim.dense, results)
+    dense = _of_the_same_seeds(runs, dense)
     if not runs:
         return [row.label, row.paper, "not run", _measured(dense), *[NOTHING] * (len(HEADINGS) - 4)]
     for other in runs:
@@ -143,13 +159,14 @@ def cells(claim: Claim, row: Row, results: Path) -> list[str]:
     compared = None if (row.dense or claim.dense) == row.runs else _difference(runs, dense)
     by = NOTHING if compared is None else f"{compared[0]:+.2f} {compared[1]}".rstrip()
     verdict = NOTHING
-    if compared is not None:
-        verdict = _verdict(row, compared[0], runs[0].config["metric"]["higher_is_better"])
+    intact = _difference(runs, _of_the_same_seeds(runs, find(row.than, results))) if row.than else compared
+    if intact is not None:
+        verdict = _verdict(row, intact[0], runs[0].config["metric"]["higher_is_better"])
     fewer = NOTHING
     if compared is not None and whole:
-        times = _mean([run.nbytes_a_step for run in dense]) / whole
-        if dense[0].setting["workers"] != runs[0].setting["workers"]:  # whose dense bytes would be others
-            times = _mean([run.outcome["link_ratio"] for run in runs])
+        # A ring all-reduce moves 2 (N - 1) / N of the gradient over every link, should dense have run with another N.
+        ours, theirs = (1 - 1 / int(group[0].setting["workers"]) for group in (runs, dense))
+        times = _mean([run.nbytes_a_step for run in dense]) * ours / theirs / whole
         fewer = f"{times:.{0 if times >= 100 else 1}f}x"
     return [row.label, row.paper, _measured(runs), beside, by, verdict, sent, fewer, f"`{row.runs.partition('::')[0]}`"]
 

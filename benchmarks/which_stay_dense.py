@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from thinwire.recipes.base import Recipe
 from thinwire.recipes.cifar10 import Cifar10
 from thinwire.recipes.events import Epoch, Outcome
 from thinwire.recipes.loop import Plan
@@ -46,13 +45,10 @@ class SmallCifar10(Cifar10):
         return resnet(8)
 
 
-def trained(recipe: Recipe, spec: str, workers: int, epochs: int, seed: int) -> Outcome:
-    metric = recipe.metric
-
+def trained(recipe: SmallCifar10, spec: str, workers: int, epochs: int, seed: int) -> Outcome:
     def report(event: object) -> None:
         if isinstance(event, Epoch):
-            reached = f"{event.metric:.1f} {metric.unit}".rstrip()
-            print(f"    epoch {event.epoch}: loss {event.loss:.3f}, {metric.name} {reached}", flush=True)
+            print(f"    epoch {event.epoch}: loss {event.loss:.3f}, accuracy {event.metric:.1f} %", flush=True)
 
     def work(net: ThreadNet) -> Outcome:
         plan, tell = Plan(epochs, seed=seed), report if net.rank == 0 else lambda _: None
@@ -64,14 +60,13 @@ def trained(recipe: Recipe, spec: str, workers: int, epochs: int, seed: int) -> 
 
 
 def compare(
-    recipe: Recipe, methods: dict[str, str], workers: int = WORKERS, epochs: int = EPOCHS, seed: int = 0
+    recipe: SmallCifar10, methods: dict[str, str], workers: int = WORKERS, epochs: int = EPOCHS, seed: int = 0
 ) -> None:
     """Train with one method after the other and print how each did."""
     for label, spec in methods.items():
         print(f"{label} ({spec})", flush=True)
         outcome = trained(recipe, spec, workers, epochs, seed)
-        reached = f"{outcome.metric:.2f} {recipe.metric.unit}".rstrip()
-        print(f"{label}: {reached}, loss {outcome.loss:.3f}", flush=True)
+        print(f"{label}: {outcome.metric:.2f} %, loss {outcome.loss:.3f}", flush=True)
 
 
 def main() -> None:

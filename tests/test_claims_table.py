@@ -66,6 +66,35 @@ def test_a_claim_holds_or_it_is_said_that_it_does_not(results: Path) -> None:
     assert verdict(behind=lost + 0.01) == "does not hold here: it is not worse"
 
 
+def test_a_run_is_compared_with_dense_of_its_own_seed(results: Path) -> None:
+    row = Row("", "-", "digits-s1::dgc*", within=100.0)
+    cells = claims_table.cells(Claim("x", "digits-s*::dense", (row,)), row, results)
+    ours, dense = (outcome(results, 1, spec)["metric"] for spec in (DGC, "dense"))
+    assert cells[3] == f"{dense:.2f} % (1)" and cells[4] == f"{ours - dense:+.2f} points"
+
+
+def test_what_was_taken_out_is_judged_against_the_whole(results: Path) -> None:
+    lost = outcome(results, 0, "dense")["metric"] - outcome(results, 0, DGC)["metric"]
+    for least, word in ((lost - 0.01, "yes, "), (lost + 0.01, "does not hold here: ")):
+        row = Row("", "-", "digits-s0::dgc*", behind=least, than="digits-s*::dense")
+        cells = claims_table.cells(Claim("x", "digits-s*::dgc*", (row,)), row, results)
+        assert cells[5] == f"{word}{lost:.2f} behind `digits-s*::dense`"
+
+
+def test_dense_bytes_are_those_of_as_many_workers(results: Path, tmp_path: Path) -> None:
+    """A ring all-reduce of the same gradient: 2 (N - 1) / N of it over every link."""
+    run = json.loads((results / "digits-s0.json").read_text())
+    workers = run["config"]["workers"]
+    (tmp_path / "ours-s0.json").write_text(json.dumps(run))
+    run["config"]["workers"] = 2 * workers
+    (tmp_path / "dense-s0.json").write_text(json.dumps(run))
+    row = Row("", "-", "ours-s*::dgc*")
+    fewer = claims_table.cells(Claim("x", "dense-s*::dense", (row,)), row, tmp_path)[7]
+    times = outcome(results, 0, "dense")["bytes_sent"] / outcome(results, 0, DGC)["bytes_sent"]
+    times *= (1 - 1 / workers) / (1 - 1 / (2 * workers))
+    assert fewer == f"{times:.{0 if times >= 100 else 1}f}x"
+
+
 def test_what_is_kept_was_run_by_the_command_that_the_list_gives_today() -> None:
     typed = {**EARLIER, **LATER, **NOW}  # with the defaults of the time
     for path in sorted(claims_table.RESULTS.glob("*.json")):

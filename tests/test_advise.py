@@ -192,6 +192,16 @@ def test_two_ranks_measure_and_get_the_same_advice(cluster: Cluster) -> None:
     assert {row["method"] for row in first["advice"]["predictions"]} == {"dense", "dgc", "gtopk"}
 
 
+def asks_with_adam(group: Any) -> dict[str, Any]:
+    model, _, step = small(group)
+    return thinwire.advise(model, step, group=group, optimizer_is_sgd=False).as_dict()
+
+
+def test_two_ranks_with_another_optimizer_rehearse_local_gradients(cluster: Cluster) -> None:
+    first, second = cluster.run(asks_with_adam, 2)
+    assert first == second and {row["method"] for row in first["predictions"]} == {*SPECS, LOCAL} - {"dgc"}
+
+
 def trains_auto(group: Any) -> tuple[str, int, list[str]]:
     """With "auto" a link is made to look thin, so that something is chosen; the training itself is real."""
     messages: list[str] = []

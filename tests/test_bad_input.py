@@ -82,6 +82,7 @@ def test_an_option_that_a_method_does_not_have_is_refused(method: Any) -> None:
     ("dcg:density=0.1", ["'dcg'", "did you mean 'dgc'", "gtopk"]),
     ("", ["unknown method", "dgc"]),
     ("TopK", ["did you mean 'gtopk'"]),
+    ("bf16", ["did you mean 'dense:dtype=bf16'"]),
     ("xyz", ["'xyz'", "known methods"]),
     ("dgc:densty=0.1", ["'densty'", "did you mean 'density'"]),
     ("dgc:density=0.1,density=0.2", ["'density'", "twice"]),

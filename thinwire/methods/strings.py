@@ -29,10 +29,19 @@ def without_idle_masking(saved: str) -> str:
     return saved.replace("factor_masking=true", "factor_masking=false") if idle else saved
 
 
+_MEANT = {"bf16": "dense:dtype=bf16", "fp16": "dense:dtype=fp16", "fp32": "dense", "local": "dropping:local=partial"}
+
+
 def nearest(word: str, known: list[str]) -> str:
     """What to add to a sentence about an unknown word: the most similar one that is known, or nothing."""
     near = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def nearest_method(name: str, known: list[str]) -> str:
+    """The same for a method, of which some are known by other names."""
+    meant = _MEANT.get(name.lower())
+    return f" (did you mean {meant!r}?)" if meant else nearest(name, known)
 
 
 def read_value(text: str, annotation: Any) -> Any:
@@ -67,7 +76,7 @@ def read_method(spec: str, methods: Mapping[str, type[M]], others: Sequence[str]
     name = name.strip().lower()
     if name not in methods:
         known = [*methods, *others]
-        raise ValueError(f"unknown method {name!r}{nearest(name, known)}; known methods: {', '.join(known)}")
+        raise ValueError(f"unknown method {name!r}{nearest_method(name, known)}; known methods: {', '.join(known)}")
     hints = typing.get_type_hints(methods[name])
     options = [f.name for f in fields(methods[name])]
     given: dict[str, Any] = {}

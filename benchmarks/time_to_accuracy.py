@@ -29,7 +29,6 @@ METHODS = (
     ("powersgd-4", "vgg-powersgd-4", True),
     ("dgc", "vgg-balanced", True),
     ("dgc:exclude=45.*", "vgg-head", True),
-    ("dgc:scope=model", "vgg-direct-model", True),
     ("gtopk", "vgg-gtopk-0.03", True),
     (PAPER_DGC, "vgg-dgc", True),
     (PAPER_GTOPK, "vgg-gtopk", True),

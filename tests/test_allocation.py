@@ -79,9 +79,12 @@ FRUGAL = ["dgc", "terngrad", "blocksign"]
 DEFAULTS = [*FRUGAL, "gtopk", "dropping"]
 
 
+LOCAL = "dropping:density=0.01,values=fp32,local=partial,sync_every=1000"  # what is averaged is no part of a step
+
+
 @needs_native
 @pytest.mark.parametrize(
-    "spec", [*FRUGAL, "gtopk:density=0.01", *PAPERS, "dropping:density=0.01,values=fp32", "blocksign:block=4096"]
+    "spec", [*FRUGAL, "gtopk:density=0.01", *PAPERS, "dropping:density=0.01,values=fp32", LOCAL, "blocksign:block=4096"]
 )
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_step_needs_a_tenth_of_the_gradient_at_most(cluster: Any, spec: str, ranks: int) -> None:

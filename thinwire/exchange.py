@@ -13,7 +13,7 @@ from torch import Tensor
 from thinwire.errors import NonFiniteError
 from thinwire.kernels import first_nonfinite, on_gpu
 from thinwire.layout import Turn
-from thinwire.local import combine
+from thinwire.local import combine, take_own_off
 from thinwire.memory import as_flat, coded_part, tail_part
 from thinwire.payloads import DenseResult, Payload, Result
 from thinwire.protocols import Clock, Collective, Compressor, Memory
@@ -52,19 +52,23 @@ class Exchange(Generic[P]):
 
     def mean(self, turn: Turn, grad: Tensor) -> Tensor:  # (n,) float32 -> (n,) float32
         turn = self._told(turn)
-        return self._exchange(turn, turn.layout.split(grad)).flat(turn)
+        parts = turn.layout.split(grad)
+        if turn.own:
+            self._exchange(turn, parts).write(turn, parts)
+            return grad
+        return self._exchange(turn, parts).flat(turn)
 
     def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
-        # A local mode, and a GPU that tells of a bad gradient late, still need the gradient after the exchange.
-        late = self.local is not None or on_gpu(parts[0].device)
         turn = self._told(turn)
+        # A local mode, and a GPU that tells of a bad gradient late, still need the gradient after the exchange.
+        late = (self.local is not None and not turn.own) or on_gpu(parts[0].device)
         self._exchange(turn, parts, None if late else parts).write(turn, parts)
 
     def _told(self, turn: Turn) -> Turn:
-        """The turn with what the memory leaves to be applied without being sent."""
+        """The turn with what the memory leaves to be applied without being sent, and what the mean is added to."""
         applied = self.memory.applied(turn)
         assert not applied or self.collective.adds_applied, "what the memory takes off would be lost"
-        return replace(turn, applied=applied)
+        return replace(turn, applied=applied, own=1.0 / self.net.size if self.local == "partial" else 0.0)
 
     def _exchange(self, turn: Turn, parts: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
@@ -108,7 +112,9 @@ class Exchange(Generic[P]):
         self.memory.retain(turn, x, accepted)  # keep the rest: nothing is ever lost
         if probe is not None:
             probe.left(as_flat(x))  # which is the residual itself
-        if self.local is not None:
+        if turn.own:
+            result = take_own_off(turn, result, accepted, self.net.size)
+        elif self.local is not None:
             grad = torch.cat(list(parts))
             mean = result.flat(turn)
             result = DenseResult(combine(self.local, mean, grad, as_flat(x), accepted, self.net.size))

@@ -185,6 +185,8 @@ class Turn:
     ``hypers`` and ``weights`` run parallel to ``layout.segments``; ``weights`` are the parameters, read by methods that
     move weight decay in front of the compression. ``applied``, parallel to them or empty, is how many times its weights
     are added to a coded segment's mean on every rank alike, without being sent; a memory takes that off what it keeps.
+    ``own``, where it is not 0, is the share of this rank's own gradient that the coded mean is added to, and not to
+    zeros (thinwire/local.py).
     """
 
     layout: Layout
@@ -192,6 +194,7 @@ class Turn:
     hypers: tuple[Hyper, ...]
     weights: tuple[Tensor, ...] = ()
     applied: tuple[float, ...] = ()
+    own: float = 0.0
     alarm: Alarm = field(default_factory=Alarm, compare=False)
     probe: Probe | None = field(default=None, compare=False)
 

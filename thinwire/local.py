@@ -2,30 +2,47 @@
 
 The paper adds gradients up where DDP averages them; everything here is its update divided by N. G is the group's
 mean, L this rank's own gradient, S what it sent, E what it kept.
+
+PARTIAL needs no vector beside the gradient: L / N is made of it where it lies, and the group's entries are added to
+that (``Turn.own``), this rank's taken off again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from thinwire.payloads import Accepted
+from thinwire.layout import Turn
+from thinwire.payloads import Accepted, Result, Sparse, SparseResult, WrittenResult, add_entries
 from thinwire.transport import Net
 
 LOCAL_MODES = ("sum", "partial", "error")
 
 
+def take_own_off(turn: Turn, result: Result, accepted: Accepted, ranks: int) -> Result:
+    """PARTIAL, line 13: C = G - S + L. The result, written onto L / N, is G + L; S is what was accepted."""
+    sent = accepted.coded
+    assert isinstance(sent, Sparse), "what travels otherwise is used as a whole"
+    if isinstance(result, SparseResult):
+        off = Sparse(sent.indices, -sent.values, sent.numel, sent.capacity)
+        return replace(result, contributions=[*result.contributions, off])
+    assert isinstance(result, WrittenResult)
+    add_entries(turn.layout, result.parts, [sent], -ranks)  # divided by -N
+    return result
+
+
 def combine(mode: str, mean: Tensor, grad: Tensor, residual: Tensor, accepted: Accepted, ranks: int) -> Tensor:
-    """Return this rank's own update direction; all vectors are (n,) float32. Mode "error" clears the residual."""
+    """SUM and ERROR: return this rank's own update direction; all vectors are (n,) float32. ERROR clears the
+    residual."""
     if mode == "sum":  # line 11: C = (G + L) / 2; G holds all of L where that travels dense
         coded = slice(0, mean.numel() - accepted.tail.numel())
         mean[coded].add_(grad[coded], alpha=1.0 / ranks).mul_(0.5)
         return mean
-    if mode == "partial":  # line 13: C = G - S + L
-        return mean.add_(grad.sub_(accepted.dense(grad.numel())), alpha=1.0 / ranks)
+    assert mode == "error"
     mean.add_(residual, alpha=1.0 / ranks)  # lines 15 and 16: C = G + E, E = 0
     residual.zero_()
     return mean

@@ -258,8 +258,13 @@ class DenseResult:
 
 
 def clear(turn: Turn, parts: Sequence[Tensor]) -> None:
-    """What entries are added to, in the coded ones of the vectors, one a segment: zeros, or what of the weights is
-    applied without being sent."""
+    """What entries are added to, in the coded ones of the vectors, one a segment: zeros, what of the weights is
+    applied without being sent, or a share of the gradient that lies there."""
+    if turn.own:
+        assert not turn.applied, "weights or the gradient"
+        if coded := list(parts[: len(turn.layout.coded)]):
+            torch._foreach_mul_(coded, turn.own)
+        return
     shares = turn.applied or (0.0,) * len(parts)
     rows = [(part, place, shares[place]) for place, part in enumerate(parts[: len(turn.layout.coded)])]
     zeros = [part for part, _, share in rows if not share]

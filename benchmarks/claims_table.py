@@ -120,12 +120,12 @@ def _verdict(row: Row, by: float, higher_is_better: bool) -> str:
     lost = -by if higher_is_better else by
     if row.within is not None:
         reason = f"; {row.why}" if row.why else ""
-        # As far as the table shows it: 0.299999 and 0.3 are the same difference of two measured numbers.
-        holds = round(lost, 2) <= row.within
+        holds = lost <= row.within + 1e-9  # 91.73 - 91.43 is not quite 0.3 in binary
         return "yes" if holds else f"does not hold here: at most {row.within:g} was asked{reason}"
     if row.behind is not None:
-        than = f"{lost:.2f} behind `{row.than}`" if row.than else "it is worse"
-        return f"yes, {than}" if lost > row.behind else f"does not hold here: {than if row.than else 'it is not worse'}"
+        worse = lost > row.behind
+        said = f"{lost:.2f} behind `{row.than}`" if row.than else "it is worse" if worse else "it is not worse"
+        return f"yes, {said}" if worse else f"does not hold here: {said}"
     return NOTHING
 
 

@@ -52,6 +52,13 @@ def _torch_generator_untouched() -> Any:
     assert torch.equal(before, torch.get_rng_state())
 
 
+def whole(accepted: Accepted, numel: int) -> Tensor:  # -> (numel,) float32
+    """What was accepted as one vector, its tail behind."""
+    coded = torch.zeros(numel - accepted.tail.numel())
+    accepted.coded.add_to(coded)
+    return torch.cat([coded, accepted.tail])
+
+
 class Driver:
     """Runs a memory over random gradients; each tensor's acceptance is a function of its own content alone."""
 
@@ -80,7 +87,7 @@ class Driver:
             x = self.memory.compensate(turn, flat)
             assert x.shape == (layout.numel,) and x.dtype == torch.float32
             accepted = self._accept(layout, x)
-            dense = accepted.dense(layout.numel)
+            dense = whole(accepted, layout.numel)
             for segment in layout.segments:
                 self.accepted[-1][segment.name] = dense[segment.span].double().numpy().copy()
                 if turn.applied:
@@ -381,7 +388,7 @@ def test_accepted_of_every_payload() -> None:
     ]
     for payload in payloads:
         accepted = Accepted(payload, x[11:].clone())
-        dense, rest = accepted.dense(14), x.clone()
+        dense, rest = whole(accepted, 14), x.clone()
         accepted.subtract_from(rest)
         assert torch.allclose(dense + rest, x, atol=1e-6) and bool((rest[11:] == 0).all())
         total = torch.zeros(11)

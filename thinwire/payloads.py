@@ -234,14 +234,6 @@ class Accepted:
         if self.tail.numel():
             x[boundary:] = remaining(x[boundary:], self.tail)
 
-    def dense(self, numel: int) -> Tensor:  # -> (numel,) float32
-        """The accepted contribution as a full vector."""
-        out = torch.zeros(numel, dtype=torch.float32, device=self.tail.device)
-        boundary = numel - self.tail.numel()
-        self.coded.add_to(out[:boundary])
-        out[boundary:] = self.tail
-        return out
-
 
 @dataclass(frozen=True)
 class DenseResult:

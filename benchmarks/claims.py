@@ -54,7 +54,8 @@ M30K_GRU_LONG = "--recipe multi30k-gru --epochs 30"
 AN4 = "--recipe an4-gru --epochs 30"
 DROP = "density=0.01,warmup=339"
 FP32_DROP = f"{DROP},values=fp32"
-NEVER = "sync_every=1000000"
+NEVER = "sync_every=1000000"  # and averaged to be judged
+ALONE = "sync_every=none"  # every worker's own model is judged, on its part of the test set
 PARTIAL = "warmup=339,local=partial,sync_every=500"
 SLOWLY, STEEPLY = "lr_warmup=0.1333", "lr_warmup=0.0286"
 WAITING = "direct_decay=false"
@@ -79,7 +80,7 @@ EARLIER: dict[str, str] = {
     "r20l-gtopk-s0": f"{R20} --epochs 100 --method gtopk:density=0.01,{WARM},momentum_correction=true",
     "an4-dgc-s0": f"{AN4} --method dgc:{PAPER},warmup=116,{VALUES}",
     "an4-ours-s0": f"{AN4} --method dgc:{OUR_SETTING},warmup=116,values=int8",
-    "an4-dense-s0": f"{AN4} --method dense",
+    **seeds("an4-dense", f"{AN4} --method dense"),
     "ptb-dgc-s0": f"{PTB} --method dgc:{PAPER},warmup=265,{VALUES}",
     **seeds("ptb-ours", f"{PTB} --method dgc:density=0.006,warmup=265,values=int8,factor_masking=false"),
     **seeds("ptb-fp32", f"{PTB} --method dgc:{OUR_SETTING},warmup=265,values=fp32"),
@@ -87,8 +88,8 @@ EARLIER: dict[str, str] = {
     "ptb-gtopk-s0": f"{PTB} --method gtopk:density=0.005,warmup=265,momentum_correction=true",
     "ptb-gtopk-plain-s0": f"{PTB} --method gtopk:density=0.005,warmup=265,momentum_correction=false",
     "ptb-gtopk-ours-s0": f"{PTB} --method gtopk:density=0.01,warmup=265,momentum_correction=true",
-    "ptb-gtopk-0.03-s0": f"{PTB} --method {MORE_GTOPK},warmup=265",
-    "ptb-dense-s0": f"{PTB} --method dense",
+    **seeds("ptb-gtopk-0.03", f"{PTB} --method {MORE_GTOPK},warmup=265", 2),
+    **seeds("ptb-dense", f"{PTB} --method dense"),
     # The largest elements of the whole model; masking; what waited keeps the learning rates of its own steps.
     "r110-model-s0": f"{R110} --epochs 30 --method dgc:{MODEL},{WARM}",
     "r110-global-s0": f"{R110} --epochs 30 --method dgc:{GLOBAL},{WARM}",
@@ -114,8 +115,8 @@ EARLIER: dict[str, str] = {
     "r20x8-blocksign-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method {SIGNS}",
     "r20x8-ours-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method {OUR_SIGNS}",
     "r20x8-dense-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 20 --method dense",
-    "r20x8l-ours-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 60 --method {OUR_SIGNS}",
-    "r20x8l-dense-s0": f"{R20X8},batch_size=256,lr=0.1 --epochs 60 --method dense",
+    **seeds("r20x8l-ours", f"{R20X8},batch_size=256,lr=0.1 --epochs 60 --method {OUR_SIGNS}", 2),
+    **seeds("r20x8l-dense", f"{R20X8},batch_size=256,lr=0.1 --epochs 60 --method dense", 2),
     "r20x8-still-signsgd-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method signsgd:topology=server",
     "r20x8-still-blocksign-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method {SIGNS}",
     # 4 workers of 64 images for 40 epochs: a setting of which figures of plain torch exist.
@@ -124,21 +125,21 @@ EARLIER: dict[str, str] = {
     "r20q-dense-s0": f"{R20},batch_size=256,lr=0.1 --epochs 40 --method dense",
     "r20x8-still-dense-s0": f"{R20X8},batch_size=256,lr=0.5,momentum=0 --epochs 20 --method dense",
     # Local gradients (Tables 1 and 2, Figures 1 to 3).
-    "m30k-dropping-s0": f"{M30K} --method dropping:{DROP}",
+    **seeds("m30k-dropping", f"{M30K} --method dropping:{DROP}", 2),
     **seeds("m30k-partial", f"{M30K} --method dropping:density=0.01,{PARTIAL}", 2),
     "m30k-partial-often-s0": f"{M30K} --method dropping:{DROP},local=partial,sync_every=100",
     **seeds("m30k-sum", f"{M30K} --method dropping:{DROP},local=sum,sync_every=500", 2),
-    "m30k-error-s0": f"{M30K} --method dropping:{DROP},local=error,sync_every=500",
+    **seeds("m30k-error", f"{M30K} --method dropping:{DROP},local=error,sync_every=500", 2),
     "m30k-partial-never-s0": f"{M30K} --method dropping:{DROP},local=partial,{NEVER}",
     **seeds("m30k-dense", f"{M30K} --method dense", 3),
     # Values of 8 bits, and what each part of DGC is worth, over 60 epochs.
     **seeds("r20-int8", f"{R20} --epochs 60 --method dgc:{PAPER},{WARM},values=int8"),
-    "r20-unmasked-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{WARM},{VALUES},factor_masking=false",
+    **seeds("r20-unmasked", f"{R20} --epochs 60 --method dgc:{DENSITY},{WARM},{VALUES},factor_masking=false"),
     **seeds("r20-dense", f"{R20} --epochs 60 --method dense"),
     **seeds("r20-dgc", f"{R20} --epochs 60 --method {DGC}"),
     **seeds("r20-ours", f"{R20} --epochs 60 --method {OURS_SAME}"),
-    "r20-dropping-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{VALUES},momentum_correction=false",
-    "r20-corrected-s0": f"{R20} --epochs 60 --method dgc:{DENSITY},{VALUES},factor_masking=false",
+    **seeds("r20-dropping", f"{R20} --epochs 60 --method dgc:{DENSITY},{VALUES},momentum_correction=false"),
+    **seeds("r20-corrected", f"{R20} --epochs 60 --method dgc:{DENSITY},{VALUES},factor_masking=false"),
     # gTop-k: the density, the model with many parameters, more workers (Figures 5, 7 and 12).
     "r20-gtopk-s0": f"{R20} --epochs 60 --method {PAPER_GTOPK},{WARM}",
     **{
@@ -178,15 +179,15 @@ EARLIER: dict[str, str] = {
     "r110-dgc-s0": f"{R110} --epochs 30 --method {DGC}",
     "r110-ours-s0": f"{R110} --epochs 30 --method {OURS}",
     "r110-dense-s0": f"{R110} --epochs 30 --method dense",
-    "m30k-gru-dropping-s0": f"{M30K_GRU} --method dropping:{DROP}",
-    "m30k-gru-partial-s0": f"{M30K_GRU} --method dropping:density=0.01,{PARTIAL}",
+    **seeds("m30k-gru-dropping", f"{M30K_GRU} --method dropping:{DROP}", 2),
+    **seeds("m30k-gru-partial", f"{M30K_GRU} --method dropping:density=0.01,{PARTIAL}", 2),
     **seeds("m30k-gru-dense", f"{M30K_GRU} --method dense", 2),
     "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method {PAPER_GTOPK},{WARM}",
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},momentum_correction=true,values=int8",
     **seeds("r20-gtopk-corrected", f"{R20} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true"),
     **seeds("r20-gtopk-0.03-corrected", f"{R20} --epochs 30 --method {MORE_GTOPK},{WARM}"),
     "r110-gtopk-0.03-s0": f"{R110} --epochs 30 --method {MORE_GTOPK},{WARM}",
-    "vgg-gtopk-0.03-s0": f"{VGG} --epochs 30 --method {MORE_GTOPK},{WARM}",
+    **seeds("vgg-gtopk-0.03", f"{VGG} --epochs 30 --method {MORE_GTOPK},{WARM}", 2),
     **seeds("r20-short-ours", f"{R20} --epochs 30 --method {OURS}"),
     # Fewer images a worker.
     "r20x8-16-blocksign-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {OUR_SIGNS}",
@@ -238,24 +239,24 @@ NOW: dict[str, str] = {
     **seeds("r20f-dense", f"{R20} --epochs 140 --method dense"),
     **seeds("r20f-bf16", f"{R20} --epochs 140 --method dense:dtype=bf16", 2),
     **seeds("r20f-balanced", f"{R20} --epochs 140 --method dgc:{BALANCED},{WARM}"),
-    **seeds("r20f-dgc", f"{R20} --epochs 140 --method {PAPER_DGC},{WARM}", 2),
+    **seeds("r20f-dgc", f"{R20} --epochs 140 --method {PAPER_DGC},{WARM}"),
     **seeds("r20f-gtopk-0.03", f"{R20} --epochs 140 --method {MORE_GTOPK},{WARM}", 2),
     "vgg-bf16-s0": f"{VGG} --epochs 30 --method dense:dtype=bf16",
     **seeds("r20-short-balanced", f"{R20} --epochs 30 --method dgc:{BALANCED},{WARM}"),
     **seeds("r20-balanced", f"{R20} --epochs 60 --method dgc:{BALANCED},{WARM}"),
     **seeds("r20l-balanced", f"{R20} --epochs 100 --method dgc:{BALANCED},{WARM}"),
     **seeds("r110-balanced", f"{R110},{SLOWLY} --epochs 30 --method dgc:{BALANCED},{WARM}", 2),
-    "ptb-balanced-s0": f"{PTB} --method dgc:{BALANCED},warmup=265",
-    "an4-balanced-s0": f"{AN4} --method dgc:{BALANCED},warmup=116",
+    **seeds("ptb-balanced", f"{PTB} --method dgc:{BALANCED},warmup=265"),
+    **seeds("an4-balanced", f"{AN4} --method dgc:{BALANCED},warmup=116"),
     # Every way to use local gradients without averaging, and those of the GRU.
-    "m30k-sum-never-s0": f"{M30K} --method dropping:{FP32_DROP},local=sum,{NEVER}",
-    "m30k-error-never-s0": f"{M30K} --method dropping:{FP32_DROP},local=error,{NEVER}",
-    "m30k-gru-sum-s0": f"{M30K_GRU} --method dropping:{FP32_DROP},local=sum,sync_every=500",
-    "m30k-gru-error-s0": f"{M30K_GRU} --method dropping:{FP32_DROP},local=error,sync_every=500",
-    **{
-        f"m30k-gru-{mode}-never-s0": f"{M30K_GRU} --method dropping:{FP32_DROP},local={mode},{NEVER}"
-        for mode in ("sum", "partial", "error")
-    },
+    **seeds("m30k-partial-alone", f"{M30K} --method dropping:{FP32_DROP},local=partial,{ALONE}", 2),
+    **seeds("m30k-sum-alone", f"{M30K} --method dropping:{FP32_DROP},local=sum,{ALONE}", 2),
+    "m30k-error-alone-s0": f"{M30K} --method dropping:{FP32_DROP},local=error,{ALONE}",
+    **seeds("m30k-gru-sum", f"{M30K_GRU} --method dropping:{FP32_DROP},local=sum,sync_every=500", 2),
+    **seeds("m30k-gru-error", f"{M30K_GRU} --method dropping:{FP32_DROP},local=error,sync_every=500", 2),
+    **seeds("m30k-gru-partial-alone", f"{M30K_GRU} --method dropping:{FP32_DROP},local=partial,{ALONE}", 2),
+    "m30k-gru-sum-alone-s0": f"{M30K_GRU} --method dropping:{FP32_DROP},local=sum,{ALONE}",
+    "m30k-gru-error-alone-s0": f"{M30K_GRU} --method dropping:{FP32_DROP},local=error,{ALONE}",
     **seeds("m30k-balanced", f"{M30K} --method dropping:density=0.03,{BALANCED_DROP},{PARTIAL}"),
     "m30k-balanced-0.01-s0": f"{M30K} --method dropping:density=0.01,{BALANCED_DROP},{PARTIAL}",
     **seeds("m30k-int8", f"{M30K} --method dropping:density=0.03,values=int8,{PARTIAL}"),

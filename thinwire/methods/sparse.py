@@ -258,11 +258,12 @@ class GradientDropping(Method):
 
     With a local mode the replicas drift apart and are averaged every ``sync_every`` optimizer steps; with
     ``clip_norm``, the local gradient is the clipped one. What travels dense has no local part: all of it is global.
+    ``sync_every=None`` is for comparisons: nothing is ever averaged, and every rank ends with a model of its own.
 
     density              the share of the whole model, or of every tensor, that is sent in a step, in (0, 1]
     scope                what they are the largest of: "model", "tensor" or "balanced" (each one), see DGC
     local                None, or how a rank's own gradient is combined with the global one
-    sync_every           optimizer steps between two averagings of the parameters, with a local mode
+    sync_every           optimizer steps between two averagings of the parameters, with a local mode; None: never
     warmup               None, steps in which the dropped share grows, or a schedule
     momentum_correction  accumulate velocities instead of gradients; needs torch.optim.SGD
     clip_norm            the norm at which the mean gradient would be clipped; None: no clipping
@@ -277,7 +278,7 @@ class GradientDropping(Method):
     density: float = 0.03
     scope: str = "model"
     local: str | None = None
-    sync_every: int = 500
+    sync_every: int | None = 500
     warmup: Warmup = None
     momentum_correction: bool = False
     clip_norm: float | None = None
@@ -298,7 +299,8 @@ class GradientDropping(Method):
         check_dense_below(self)
         check_exclude(self)
         require(
-            is_count(self.sync_every, 1), f"dropping: sync_every must be a number of steps, not {self.sync_every!r}"
+            self.sync_every is None or is_count(self.sync_every, 1),
+            f"dropping: sync_every must be a number of steps or None, not {self.sync_every!r}",
         )
         check_bool(self, "momentum_correction")
         require(
@@ -312,6 +314,10 @@ class GradientDropping(Method):
     @property
     def averaging_interval(self) -> int | None:
         return self.sync_every if self.local else None
+
+    @property
+    def replicas_drift(self) -> bool:
+        return self.local is not None
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         kept = self.state_dtype

@@ -267,8 +267,8 @@ NOW: dict[str, str] = {
     **seeds("m30k-gru-long-dense", f"{M30K_GRU_LONG} --method dense", 2),
     **seeds("m30k-gru-long-int8", f"{M30K_GRU_LONG} --method dropping:density=0.03,values=int8,{PARTIAL}", 2),
     # BlockSign with 8 images a worker for more than five epochs; on a processor as well.
-    "r20x8-8-long-blocksign-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method {OUR_SIGNS}",
-    "r20x8-8-long-dense-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method dense",
+    **seeds("r20x8-8-long-blocksign", f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method {OUR_SIGNS}", 2),
+    **seeds("r20x8-8-long-dense", f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method dense", 2),
     # With 8 workers, whose batches are normalised by halves: dense, DGC, and global top-k with decay that waits, at 3 %
     # and with more entries in 8 bits.
     **seeds("r20x8-short-dense", f"{R20} --workers 8 --epochs 30 --method dense", 2),

@@ -118,14 +118,14 @@ def _difference(runs: Sequence[Result], dense: Sequence[Result]) -> tuple[float,
 
 def _verdict(row: Row, by: float, higher_is_better: bool) -> str:
     lost = -by if higher_is_better else by
+    reason = f"; {row.why}" if row.why else ""
     if row.within is not None:
-        reason = f"; {row.why}" if row.why else ""
         holds = lost <= row.within + 1e-9  # 91.73 - 91.43 is not quite 0.3 in binary
         return "yes" if holds else f"does not hold here: at most {row.within:g} was asked{reason}"
     if row.behind is not None:
         worse = lost > row.behind
         said = f"{lost:.2f} behind `{row.than}`" if row.than else "it is worse" if worse else "it is not worse"
-        return f"yes, {said}" if worse else f"does not hold here: {said}"
+        return f"{'yes,' if worse else 'does not hold here:'} {said}{reason}"
     return NOTHING
 
 

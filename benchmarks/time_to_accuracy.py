@@ -4,8 +4,8 @@
 
 The curves are those of benchmarks/results/claims (accuracy by step, 128 images a worker), the step times those of
 benchmarks/results/cluster.json (4 hosts, 16 images a host): nothing was trained on the links for this table. What a
-warm-up sends beyond the bytes of a later step is added as time on the link. bf16 was not trained: it is given dense's
-curve, as if it lost nothing, and PowerSGD both its own curve and dense's.
+warm-up sends beyond the bytes of a later step is added as time on the link. bf16 and PowerSGD are given both their own
+curves, where there are, and dense's, as if they lost nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ BITS_PER_S = {"1gbit": 1e9, "100mbit": 1e8}
 METHODS = (
     ("dense", "vgg-dense", True),
     ("dense:dtype=bf16", "vgg-dense", False),
+    ("dense:dtype=bf16", "vgg-bf16", True),
     ("powersgd-1", "vgg-dense", False),
     ("powersgd-1", "vgg-powersgd", True),
     ("powersgd-4", "vgg-dense", False),

@@ -262,6 +262,7 @@ def refused(group: dist.ProcessGroup) -> list[str]:
         ("noop", {"check_replicas_every": 5}), ("dgc", {"check_replicas_every": 0}), ("dgc", {"guard": "panic"}),
         ("dgc", {"guard": "warn", "guard_every": True}), ("blocksign", {"guard": "densify"}),
         ("dgc", {"guard": "warn" if dist.get_rank(group) else None}),
+        ("dropping:local=sum,sync_every=none", {"check_replicas_every": 5}),
     ):  # fmt: skip
         training = Training(group, Run(None, "plain"))
         with pytest.raises(ValueError) as caught:
@@ -279,6 +280,7 @@ def refused(group: dist.ProcessGroup) -> list[str]:
 
 def test_what_cannot_be_watched_is_refused_with_a_sentence(cluster: Cluster) -> None:
     words = ["goes its own way", "check_replicas_every must be", "guard must be", "guard_every must be",
-             'guard="densify" needs a method with', "ranks differ in guard", "terngrad", "density"]  # fmt: skip
+             'guard="densify" needs a method with', "ranks differ in guard", "goes its own way", "terngrad",
+             "density"]  # fmt: skip
     for sentences in cluster.run(refused, 2):
         assert all(word in sentence for word, sentence in zip(words, sentences, strict=True)), sentences

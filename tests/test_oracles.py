@@ -197,6 +197,7 @@ CASES = [
         ("correction", NESTEROV_DECAY, {"density": 0.1, "momentum_correction": True}),
         ("density 1", HEAVY, {"density": 1.0}),
         ("partial, warmup", HEAVY, {"density": 0.05, "local": "partial", "sync_every": 1, "warmup": 12}),
+        ("partial, never averaged", HEAVY, {"density": 0.1, "local": "partial", "sync_every": None}),
         ("error, adamw", ADAMW, {"density": 0.1, "local": "error", "sync_every": 7}),
         ("clip, adam", Adam(), CLIPPED),
         ("clip, correction", NESTEROV_DECAY, {**CLIPPED, "momentum_correction": True}),

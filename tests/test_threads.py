@@ -13,9 +13,11 @@ import pytest
 import torch
 from test_train import command
 
+import thinwire
 from thinwire.recipes import RECIPES
+from thinwire.recipes.digits import Digits
 from thinwire.recipes.events import Epoch, Event
-from thinwire.recipes.loop import Plan
+from thinwire.recipes.loop import Plan, evaluate
 from thinwire.recipes.threads import ThreadTraining
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -150,3 +152,22 @@ def test_a_precision_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
     assert loss.dtype == torch.float32 and next(module.parameters()).dtype == torch.float32
     with pytest.raises(ValueError, match="precision must be one of fp32, bf16"):
         recipe.set("precision", "fp8")
+
+
+@pytest.mark.parametrize(("interval", "averages"), [("500", True), ("none", False)])
+def test_workers_that_are_never_averaged_are_judged_by_their_own_models(interval: str, averages: bool) -> None:
+    recipe = Digits()
+    method = thinwire.parse_method(f"dropping:local=partial,sync_every={interval}")
+    modules = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        modules.append(recipe.model().eval())
+    with torch.no_grad():
+        mean = recipe.model().eval()
+        for parameter, one, other in zip(*(m.parameters() for m in (mean, *modules)), strict=True):
+            parameter.copy_((one + other) / 2)
+        judged = [mean, mean] if averages else modules
+        scores = [recipe.score(judged[r], batch) for r in range(2) for batch in recipe.test_batches(rank=r, world=2)]
+    expected = recipe.judge(*(sum(column) for column in zip(*scores, strict=True)))
+    found = ThreadWorld(2).run(lambda net: evaluate(recipe, modules[net.rank], method, net))
+    assert found == [expected, expected]

@@ -170,12 +170,16 @@ EARLIER: dict[str, str] = {
     **seeds("cnn-paper", f"{CNN} --epochs 100 --method {PAPER_TERNGRAD},topology=server", 2),
     **seeds("cnn-dense", f"{CNN} --epochs 100 --method dense", 2),
     # TernGrad on MNIST, 64 images a step; 64 workers have 256 (Figure 3).
-    "mnist-64-terngrad-s0": f"{MNIST} --set batch_size=256,lr=0.02 --workers 64 --method {MNIST_TERN}",
-    **{f"mnist-{n}-terngrad-s0": f"{MNIST} --workers {n} --method {MNIST_TERN}" for n in (16, 8, 4, 2)},
-    "mnist-plain-terngrad-s0": f"{MNIST} --set momentum=0,lr=0.1 --method {MNIST_TERN}",
-    "mnist-4-dense-s0": f"{MNIST} --method dense",
-    "mnist-wide-dense-s0": f"{MNIST} --set batch_size=256,lr=0.02 --method dense",
-    "mnist-plain-dense-s0": f"{MNIST} --set momentum=0,lr=0.1 --method dense",
+    **seeds("mnist-64-terngrad", f"{MNIST} --set batch_size=256,lr=0.02 --workers 64 --method {MNIST_TERN}", 2),
+    **{
+        name: command
+        for n in (16, 8, 4, 2)
+        for name, command in seeds(f"mnist-{n}-terngrad", f"{MNIST} --workers {n} --method {MNIST_TERN}").items()
+    },
+    **seeds("mnist-plain-terngrad", f"{MNIST} --set momentum=0,lr=0.1 --method {MNIST_TERN}"),
+    **seeds("mnist-4-dense", f"{MNIST} --method dense"),
+    **seeds("mnist-wide-dense", f"{MNIST} --set batch_size=256,lr=0.02 --method dense", 2),
+    **seeds("mnist-plain-dense", f"{MNIST} --set momentum=0,lr=0.1 --method dense"),
     "r110-dgc-s0": f"{R110} --epochs 30 --method {DGC}",
     "r110-ours-s0": f"{R110} --epochs 30 --method {OURS}",
     "r110-dense-s0": f"{R110} --epochs 30 --method dense",
@@ -190,8 +194,8 @@ EARLIER: dict[str, str] = {
     **seeds("vgg-gtopk-0.03", f"{VGG} --epochs 30 --method {MORE_GTOPK},{WARM}", 2),
     **seeds("r20-short-ours", f"{R20} --epochs 30 --method {OURS}"),
     # Fewer images a worker.
-    "r20x8-16-blocksign-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {OUR_SIGNS}",
-    "r20x8-16-dense-s0": f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method dense",
+    **seeds("r20x8-16-blocksign", f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {OUR_SIGNS}", 2),
+    **seeds("r20x8-16-dense", f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method dense", 2),
     "r20x8-8-blocksign-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 5 --method {OUR_SIGNS}",
     "r20x8-8-dense-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 5 --method dense",
 }

@@ -86,9 +86,7 @@ def simulate(
                     w[r][name] -= optimizer.lr_at(t, name) * gradient[name]
             else:
                 after[r](w[r], gradient, t)  # line 17
-        if (
-            local is not None and sync_every and (t + 1) % sync_every == 0
-        ):  # 3: "we periodically average the parameters"
+        if local and sync_every and (t + 1) % sync_every == 0:  # 3: "we periodically average the parameters"
             average = {name: np.mean([w[r][name] for r in range(N)], axis=0) for name in names}
             w = [copy(average) for _ in range(N)]
         trajectory.append([copy(x) for x in w])

@@ -123,3 +123,24 @@ def measured(group: dist.ProcessGroup) -> tuple[int, int]:
 
 def test_the_bandwidth_is_measured_with_the_way_that_frames_go(cluster: Any) -> None:
     assert cluster.run(measured, 3) == [(0, 2)] * 3
+
+
+def posted(group: dist.ProcessGroup) -> list[bool]:
+    """Of every pair of messages, whether the receive was posted before the send."""
+    net, order, post = TorchNet(group, torch.device("cpu")), [], dist.batch_isend_irecv
+
+    def noted(operations: list[Any]) -> Any:
+        order.append([operation.op for operation in operations] == [dist.irecv, dist.isend])
+        return post(operations)
+
+    dist.batch_isend_irecv = noted
+    try:
+        net.swap(1 - net.rank, torch.zeros(9, dtype=torch.uint8))
+        net.all_gather(torch.zeros(ROUNDS_FROM, dtype=torch.uint8), by_rounds=True)
+    finally:
+        dist.batch_isend_irecv = post
+    return order
+
+
+def test_receives_are_posted_first_so_that_both_ways_of_a_link_are_used_at_once(cluster: Any) -> None:
+    assert cluster.run(posted, 2) == [[True, True]] * 2

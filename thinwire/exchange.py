@@ -244,5 +244,5 @@ class DenseMean(_Stateless):
         for part in slices:
             total.add_(part.to(grad.device).view(self.dtype))
         mine = total.div_(size).to(self.dtype).view(torch.uint8)
-        means = torch.cat(self.net.all_gather(mine)).to(grad.device).view(self.dtype)
+        means = torch.cat(self.net.all_gather(mine, by_rounds=True)).to(grad.device).view(self.dtype)
         return means[:numel].to(torch.float32)

@@ -14,7 +14,7 @@ from thinwire.lookout import Lookout, reason_of
 from thinwire.timing import DeviceSpans, mark
 from thinwire.transport.net import Counted, Meanwhile
 
-ROUNDS_FROM = 1 << 17  # bytes: messages of this length may go round by round on Gloo
+ROUNDS_FROM = 1 << 16  # bytes: messages of this length may go round by round on Gloo
 
 
 def _all_gather_single(output: Tensor, tensor: Tensor, group: dist.ProcessGroup) -> Any:
@@ -161,7 +161,10 @@ class TorchNet(Counted):
             yield source
 
     def _point_to_point(self, *operations: tuple[Callable[..., Any], Tensor, int], meanwhile: Meanwhile = None) -> None:
-        batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in operations]
+        # Gloo sends a message when the receiver has said that it is ready, and that word queues behind what it sends to
+        # the same rank itself: with receives posted last, two ranks that swap frames send one after the other.
+        ordered = sorted(operations, key=lambda operation: operation[0] is not dist.irecv)
+        batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in ordered]
         peers = {peer for _, _, peer in operations}
         only = peers.pop() if len(peers) == 1 else None
         self._call(lambda: self._wait(dist.batch_isend_irecv(batch), meanwhile), peer=only)

@@ -14,9 +14,9 @@ class Row:
 
     Where the runs hold several methods the pattern goes on with "::" and a pattern of the method's string. ``dense``
     names the dense runs of the same setting where they are not the claim's. ``within`` is how far behind dense the
-    mean may be for the claim to hold (in the metric's unit, for a perplexity in percent), ``behind`` how far it must
-    be at least, behind the runs ``than`` where something was taken out of those; ``why`` is said where a claim does not
-    hold, and beside what lies ``behind``. Runs are compared with those of the same seeds, where these are there.
+    mean may be for the claim to hold (in the metric's unit, for a perplexity in percent), ``behind`` how far it must be
+    at least to count as worse; both behind the runs ``than`` where these are named. ``why`` is said where a claim does
+    not hold. Runs are compared with those of the same seeds, where these are there.
     """
 
     label: str
@@ -39,9 +39,9 @@ class Claim:
 
 
 LITTLE = 0.3  # points of accuracy that count as none
-SHORT = "perhaps because the schedule is short: an entry is sent a few times only"
+SHORT = "not known why; perhaps too few steps: an entry is sent a few times only"
 UNCORRECTED = "momentum behind the exchange adds up what comes late"
-NOT_LENGTH = "0.52 behind after 60 epochs, 0.58 after 140: not a matter of the length"
+STAYS = "compare 60, 100 and 140 epochs: length closes little of it"
 SWEEP = {"0.1": UNCORRECTED, "0.05": UNCORRECTED, "0.01": UNCORRECTED, "0.001": SHORT, "0.0005": SHORT}
 EVENLY = "perhaps because every tensor sends the same share, whatever it needs"
 ROUGH = "not known why: of seed 1 the first epoch is rough already"
@@ -51,9 +51,9 @@ APART = "one seed is 0.1 above its dense run, the other 1.2 below"
 STEEP = "its rate rises within 83 steps; with four epochs it holds"
 UNTRIED = "its rate rises within 83 steps; not run to the end with four epochs"
 ROSE = "its rate rises within 83 steps; with four epochs 0.55 behind"
-CROWDED = "one seed; decay that waits, the default, holds"
+CROWDED = "decay that waits, the default, holds"
 COARSE = "not known why; perhaps sums suffer when they are rounded to 8 bits at every merge"
-MASKED_TOO = "one seed; masked it is as far behind with 0.6 %"
+MASKED_TOO = "masked it is as far behind with 0.6 %"
 BEHIND = "masking leaves it behind in training as well"
 TAME = "the training loss ends near dense's, the accuracy does not"
 CLEARED = "not masked it does: perhaps too much momentum is cleared"
@@ -75,7 +75,7 @@ CLAIMS = (
                 "r20l-dgc-s*",
                 "r20l-dense-s*",
                 LITTLE,
-                why=NOT_LENGTH,
+                why=STAYS,
             ),
             Row(
                 "140 epochs: DGC, 0.1 %",
@@ -83,7 +83,7 @@ CLAIMS = (
                 "r20f-dgc-s*",
                 "r20f-dense-s*",
                 LITTLE,
-                why=NOT_LENGTH,
+                why=STAYS,
             ),
             Row("the default", "-", "r20f-balanced-s*", "r20f-dense-s*", LITTLE),
             Row("dense in bf16", "-", "r20f-bf16-s*", "r20f-dense-s*", LITTLE),
@@ -111,7 +111,7 @@ CLAIMS = (
                 "Fig. 3(a): follows dense",
                 "r20-direct-dgc-s*",
                 within=LITTLE,
-                why=NOT_LENGTH,
+                why=STAYS,
             ),
             Row(
                 "100 epochs: ours without a warm-up",
@@ -119,7 +119,6 @@ CLAIMS = (
                 "r20l-cold-s*",
                 "r20l-dense-s*",
                 LITTLE,
-                why="one seed",
             ),
             Row("30 epochs: ours", "-", "r20-short-ours-s*", "r20-short-dense-s*", LITTLE, why=EVENLY),
             Row("the whole model's largest", "-", "r20-short-model-s*", "r20-short-dense-s*", LITTLE),
@@ -133,7 +132,7 @@ CLAIMS = (
             ),
             Row("+ momentum correction", "much closer", "r20-corrected-s*"),
             Row("+ warm-up", "-", "r20-unmasked-s*"),
-            Row("+ masking: DGC", "follows dense", "r20-dgc-s*", within=LITTLE, why=NOT_LENGTH),
+            Row("+ masking: DGC", "follows dense", "r20-dgc-s*", within=LITTLE, why=STAYS),
             Row("ours: 0.24 %, 8-bit values, no masking", "-", "r20-ours-s*", within=LITTLE, why=SHORT),
             Row(
                 "ResNet-110, 30 epochs, a rate that rises for four: the default",
@@ -317,7 +316,7 @@ CLAIMS = (
                 why="a short schedule, on which the noise of the signs still shows",
             ),
             Row("1-D tensors dense, 60 epochs, momentum", "-", "r20-terngrad-ours-s*", "r20-dense-s*", 1.0),
-            Row("Adam", "-", "r20-adam60-terngrad-s*", "r20-adam60-dense-s*", 1.0, why="one seed"),
+            Row("Adam", "-", "r20-adam60-terngrad-s*", "r20-adam60-dense-s*", 1.0),
             Row("4 workers of 64, 40 epochs", "-", "r20q-terngrad-s*", "r20q-dense-s*", 1.0),
             Row(
                 "30 epochs, momentum, without clipping",
@@ -369,22 +368,22 @@ CLAIMS = (
                 "PARTIAL, averaged only to be judged",
                 "34.34, averaged 34.45",
                 "m30k-partial-never-s*",
-                behind=0.0,
+                behind=0.5,
                 than="m30k-partial-s*",
             ),
             Row(
                 "PARTIAL, never averaged, each worker's own model",
                 "34.34, averaged 34.45",
                 "m30k-partial-alone-s*",
-                behind=0.0,
+                behind=0.5,
                 than="m30k-partial-s*",
             ),
-            Row("SUM, never averaged", "34.15, averaged 34.34", "m30k-sum-alone-s*", behind=0.0, than="m30k-sum-s*"),
+            Row("SUM, never averaged", "34.15, averaged 34.34", "m30k-sum-alone-s*", behind=0.5, than="m30k-sum-s*"),
             Row(
                 "ERROR, never averaged",
                 "33.33, averaged 33.80",
                 "m30k-error-alone-s*",
-                behind=0.0,
+                behind=0.5,
                 than="m30k-error-s*",
             ),
             Row("GRU, 30 epochs: the default", "34.45", "m30k-gru-long-int8-s*", "m30k-gru-long-dense-s*", 0.5),
@@ -413,14 +412,13 @@ CLAIMS = (
                     paper,
                     f"m30k-gru-{mode}-alone-s*",
                     "m30k-gru-dense-s*",
-                    behind=0.0,
+                    behind=0.5,
                     than=f"m30k-gru-{mode}-s*",
-                    why=why,
                 )
-                for mode, paper, why in (
-                    ("partial", "34.34, averaged 34.45", "one seed, so not told apart"),
-                    ("sum", "34.15, averaged 34.34", ""),
-                    ("error", "33.33, averaged 33.80", ""),
+                for mode, paper in (
+                    ("partial", "34.34, averaged 34.45"),
+                    ("sum", "34.15, averaged 34.34"),
+                    ("error", "33.33, averaged 33.80"),
                 )
             ),
         ),
@@ -430,13 +428,13 @@ CLAIMS = (
         "r20-dense-s*",
         (
             Row("ResNet-20, 0.1 %, 60 epochs: fp32 values", "-", "r20-dgc-s*"),
-            Row("8-bit values", "-", "r20-int8-s*"),
+            Row("8-bit values", "-", "r20-int8-s*", None, LITTLE, than="r20-dgc-s*"),
             Row("0.6 %, 100 epochs: fp32 values", "-", "r20l-fp32-s*", "r20l-dense-s*"),
-            Row("8-bit values", "-", "r20l-ours-s*", "r20l-dense-s*"),
-            Row("4-bit values", "-", "r20l-int4-s*", "r20l-dense-s*"),
+            Row("8-bit values", "-", "r20l-ours-s*", "r20l-dense-s*", LITTLE, than="r20l-fp32-s*"),
+            Row("4-bit values", "-", "r20l-int4-s*", "r20l-dense-s*", LITTLE, than="r20l-fp32-s*"),
             Row("PTB, 0.6 %: fp32 values", "-", "ptb-fp32-s*", "ptb-dense-s*"),
-            Row("8-bit values", "-", "ptb-ours-s*", "ptb-dense-s*"),
-            Row("4-bit values", "-", "ptb-int4-s*", "ptb-dense-s*"),
+            Row("8-bit values", "-", "ptb-ours-s*", "ptb-dense-s*", 1.0, than="ptb-fp32-s*"),
+            Row("4-bit values", "-", "ptb-int4-s*", "ptb-dense-s*", 1.0, than="ptb-fp32-s*"),
         ),
     ),
 )

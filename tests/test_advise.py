@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire import auto, emulation
-from thinwire.advice import LOCAL, advise_from, advise_offline, as_fast
+from thinwire.advice import LOCAL, WITHOUT_SGD, advise_from, advise_offline, as_fast
 from thinwire.bench.cluster import ALWAYS, accuracy, merged
 from thinwire.bench.peers import PEERS
 from thinwire.cli import run
@@ -86,8 +86,9 @@ def test_slow_encoding_is_told_and_not_recommended() -> None:
 def test_other_optimizers_are_advised_what_works_with_them() -> None:
     work = Workload.of_size(400_000, 0.02)
     found = advise_offline(work, hosts=2, rate_bits=1e6, optimizer_is_sgd=False)
-    assert {one.method for one in found.predictions} == {*SPECS, LOCAL} - {"dgc"}
-    assert "dgc (it needs torch.optim.SGD)" in str(found)
+    assert {one.method for one in found.predictions} == {*WITHOUT_SGD}
+    assert "dgc (it needs torch.optim.SGD)" in str(found) and "blocksign and gtopk (how accurate" in str(found)
+    assert {"dgc", "blocksign", "gtopk"}.isdisjoint(WITHOUT_SGD)
     only = advise_offline(work, hosts=2, rate_bits=1e6, methods=[LOCAL], optimizer_is_sgd=False)
     assert only.recommended == LOCAL and "wire.averaged()" in only.caution and "warmup=STEPS" in only.caution
     assert {one.method for one in advise_offline(work, hosts=2, rate_bits=1e6).predictions} == set(SPECS)
@@ -199,10 +200,10 @@ def asks_with_adam(group: Any) -> dict[str, Any]:
 
 def test_two_ranks_with_another_optimizer_rehearse_local_gradients(cluster: Cluster) -> None:
     first, second = cluster.run(asks_with_adam, 2)
-    assert first == second and {row["method"] for row in first["predictions"]} == {*SPECS, LOCAL} - {"dgc"}
+    assert first == second and {row["method"] for row in first["predictions"]} == {*WITHOUT_SGD}
 
 
-def trains_auto(group: Any) -> tuple[str, int, list[str]]:
+def trains_auto(group: Any, with_adam: bool = False) -> tuple[str, int, list[str]]:
     """With "auto" a link is made to look thin, so that something is chosen; the training itself is real."""
     messages: list[str] = []
     handler = logging.Handler()
@@ -212,6 +213,8 @@ def trains_auto(group: Any) -> tuple[str, int, list[str]]:
     auto.measure_link = lambda net: Link(measured(net).alpha_s, 8 / 1e4)  # type: ignore[attr-defined]
     try:
         model, optimizer, step = small(group)
+        if with_adam:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
         wire = thinwire.attach(model, optimizer, "auto")
         assert str(wire.method) == "dense"
         for _ in range(auto.WARMUP + auto.WATCHED + 3):
@@ -230,6 +233,8 @@ def test_auto_starts_dense_and_changes_on_all_ranks_alike(cluster: Cluster) -> N
     (first, steps, said), (second, _, silent) = cluster.run(trains_auto, 2)
     assert first == second and first in ("dgc", "gtopk", "blocksign", "terngrad") and steps == 10
     assert len(said) == 1 and said[0].startswith(f"thinwire: auto chose {first}") and not silent
+    (with_adam, _, _), (other, _, _) = cluster.run(trains_auto, 2, True)
+    assert with_adam == other == "terngrad"  # bf16 is slower here, and nothing else was trained with Adam
 
 
 def refuses(group: Any) -> None:

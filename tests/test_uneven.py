@@ -116,7 +116,11 @@ def test_a_step_that_is_passed_over_while_a_rank_has_run_out(cluster: Cluster) -
 
 def refused(group: dist.ProcessGroup) -> list[str]:
     sentences = []
-    for method, options in (("dropping:local=sum,sync_every=2", {}), ("dgc", {"divide_by_initial_world_size": False})):
+    for method, options in (
+        ("dropping:local=sum,sync_every=2", {}),
+        ("dropping:local=sum,sync_every=none", {}),
+        ("dgc", {"divide_by_initial_world_size": False}),
+    ):
         training = Training(group, Run(method, "plain"))
         try:
             with training.model.join(**options):
@@ -131,5 +135,6 @@ def refused(group: dist.ProcessGroup) -> list[str]:
 
 def test_what_cannot_be_joined_is_refused_before_anything_hangs(cluster: Cluster) -> None:
     for sentences in cluster.run(refused, 2, timeout_s=40):
-        assert len(sentences) == 2
-        assert "averages parameters" in sentences[0] and "divide_by_initial_world_size" in sentences[1]
+        assert len(sentences) == 3
+        assert all("own gradient" in sentence for sentence in sentences[:2])
+        assert "divide_by_initial_world_size" in sentences[2]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.advice import METHODS, Advice, advise_from, with_dense
+from thinwire.advice import LOCAL, METHODS, WITHOUT_SGD, Advice, advise_from, with_dense
 from thinwire.cost import Workload
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
@@ -108,8 +108,10 @@ class Auto:
             net.all_reduce(agreed, largest=True)
         compute_s, *ready_s = agreed.tolist()
         work = Workload(compute_s, tuple(buckets_of(parameters, dict(zip(names, ready_s, strict=True)))))
-        methods = with_dense([method for method in map(parse_method, METHODS) if self._accepts(method)])
         sgd, device = self._view.is_sgd, net.compute_device
+        # Local gradients want averaged() around evaluation, which is the user's to know of.
+        suited = METHODS if sgd else [method for method in WITHOUT_SGD if method != LOCAL]
+        methods = with_dense([method for method in map(parse_method, suited) if self._accepts(method)])
         with aside(net):
             link = measure_link(net)
             costs = {

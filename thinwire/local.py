@@ -48,10 +48,10 @@ def combine(mode: str, mean: Tensor, grad: Tensor, residual: Tensor, accepted: A
     return mean
 
 
-def average_parameters(parameters: Iterable[Tensor], net: Net) -> None:
+def average_parameters(parameters: Iterable[Tensor], net: Net, stage: str = "average parameters") -> None:
     """Replace every parameter by its mean over the ranks, the same bits everywhere."""
     with torch.no_grad():
-        net.stage = "average parameters"
+        net.stage = stage
         kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for parameter in parameters:
             kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
@@ -69,7 +69,7 @@ def average_parameters(parameters: Iterable[Tensor], net: Net) -> None:
 def averaged(parameters: Sequence[Tensor], net: Net) -> Iterator[None]:
     """The parameters are their mean over the ranks for the time of the block; a collective call at its beginning."""
     own = [parameter.detach().clone() for parameter in parameters]
-    average_parameters(parameters, net)
+    average_parameters(parameters, net, "averaged(), which all ranks must enter")
     try:
         yield
     finally:  # in place: others may hold these tensors

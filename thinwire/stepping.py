@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.changed import ChangeWatch
 from thinwire.ddp import THAWED, Bucket, Router
 from thinwire.errors import ExchangeError, NonFiniteError
 from thinwire.gate import Gate
@@ -25,6 +26,7 @@ class Stepper(Saver):
     """The part of a wire that exchanges; ``thinwire.wire`` sets its attributes and registers its hooks."""
 
     _gate: Gate | None
+    _changes: ChangeWatch | None  # on one rank, where nothing else changes gradients
     _frozen: list[tuple[str, Tensor]]  # parameters that DDP does not exchange
     _ordinals: dict[int, int]  # by id: a parameter's place in the model
     _layouts: dict[tuple[int, ...], Layout]  # by ordinals
@@ -54,9 +56,9 @@ class Stepper(Saver):
 
     def _check_join(self) -> None:
         """Refuse what cannot be done once a rank runs out of inputs (torch.distributed.algorithms.Join)."""
-        if self.method.averaging_interval is not None:
+        if getattr(self.method, "local", None) is not None:
             raise ValueError(
-                f"{self.method} averages parameters every few steps, which ranks without inputs do not take; "
+                f"{self.method} applies every rank's own gradient, which ranks without inputs do not have; "
                 "use a method without local gradients inside a join, or even inputs"
             )
         if not getattr(self.model, "_divide_by_initial_world_size", True):
@@ -78,6 +80,8 @@ class Stepper(Saver):
         else:
             self._gather(bucket)
         if bucket.is_last:
+            if self._changes is not None:
+                self._changes.after_backward()
             self._step += 1
             self._passes += 1
             # With NCCL the host does not wait inside a collective, so it has nothing to compare.
@@ -204,6 +208,10 @@ class Stepper(Saver):
             for gradient, part in zip(lying, parts, strict=True):
                 if gradient is not part:
                     gradient.copy_(part)
+
+    def _before_optimizer_step(self, *_: Any) -> None:
+        if self._changes is not None:
+            self._changes.before_step(self.method)
 
     def _after_optimizer_step(self, *_: Any) -> None:
         if self._gate is not None and self._gate.was_skipped():

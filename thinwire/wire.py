@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.changed import ChangeWatch
 from thinwire.ddp import Bucket, Router, Worker, router_of
 from thinwire.errors import DetachedError
 from thinwire.exchange import Exchange, NoopMean
@@ -63,6 +64,9 @@ class Wire(Stepper):
         self._attached = True
         self._spent = Clock()  # by the methods before the last switch
         self._pending: dict[str, Tensor] = {}
+        # A scaler unscales gradients before the step, so where there is one nothing can be told.
+        watches = net.rank == 0 and (gate is None or gate.scaler is None)
+        self._changes = ChangeWatch(view.parameters.values()) if watches else None
         self._waiting: list[Bucket] = []
         self._handles: list[Any] = []
         self._used: set[int] = set()
@@ -300,6 +304,7 @@ class Wire(Stepper):
         self._view.take_over(momentum=self.method.takes_momentum(sgd), weight_decay=self.method.takes_weight_decay(sgd))
         if self._gate is not None:
             self._handles.append(self._view.optimizer.register_step_pre_hook(self._gate.before_optimizer_step))
+        self._handles.append(self._view.optimizer.register_step_pre_hook(self._before_optimizer_step))
         self._handles.append(self._view.optimizer.register_step_post_hook(self._after_optimizer_step))
         self._handles.append(self.model.register_forward_pre_hook(self._before_forward))
         self._tracks_use = self._may_have_unused  # asked once: what was not tracked must not count as unused

@@ -85,7 +85,8 @@ class DGC(Method):
     ``scope``: with "tensor" every tensor sends the same share of its elements, as in the paper. With "balanced" a small
     one sends a larger share than a large one, the sum is the same (thinwire/compressors/quotas.py). "model" takes the
     largest elements of the whole model, where a tensor with small gradients waits for the others.
-    With "model" AN4's error rate rose from 29 to 35 %; it also waits for the end of backward, so nothing overlaps.
+    With "model" AN4's error rate rose from 29 to 35 % (one seed); it also waits for the end of backward, so nothing
+    overlaps.
 
     ``lr_rescaling``: while a schedule lowers the learning rate, what waits would be applied with a smaller one than its
     gradients had. With it v = (eta_{t-1} / eta_t) v + u, as in dist-EF-blockSGDM (Algorithm 4), and every gradient
@@ -258,7 +259,7 @@ class GradientDropping(Method):
 
     With a local mode the replicas drift apart and are averaged every ``sync_every`` optimizer steps; with
     ``clip_norm``, the local gradient is the clipped one. What travels dense has no local part: all of it is global.
-    ``sync_every=None`` is for comparisons: nothing is ever averaged, and every rank ends with a model of its own.
+    ``sync_every=None`` is for comparisons: no step averages anything, and every rank ends with parameters of its own.
 
     density              the share of the whole model, or of every tensor, that is sent in a step, in (0, 1]
     scope                what they are the largest of: "model", "tensor" or "balanced" (each one), see DGC
@@ -300,7 +301,7 @@ class GradientDropping(Method):
         check_exclude(self)
         require(
             self.sync_every is None or is_count(self.sync_every, 1),
-            f"dropping: sync_every must be a number of steps or None, not {self.sync_every!r}",
+            f"dropping: sync_every must be None (never) or a number of steps of at least 1, not {self.sync_every!r}",
         )
         check_bool(self, "momentum_correction")
         require(

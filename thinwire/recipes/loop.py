@@ -333,7 +333,7 @@ def evaluate(recipe: Recipe, module: nn.Module, method: thinwire.Method, net: Gr
     """The recipe's metric on the whole test set, every rank judging its part."""
     module.eval()
     share_batch_statistics(module, net)
-    # Methods that apply local gradients let replicas drift apart between averagings; what counts is the mean.
+    # Where replicas drift apart between averagings their mean counts; where none is ever made, everybody's own.
     totals = torch.zeros(recipe.num_scores, dtype=torch.float64)
     with averaged(list(module.parameters()), net) if method.averaging_interval else nullcontext():
         for batch in recipe.test_batches(rank=net.rank, world=net.size):

@@ -1,0 +1,59 @@
+"""A loop that goes on clipping after the exchange is told so, once; what else a loop does is not taken for that."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cluster import Cluster
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire
+
+CLIPPED = "clip_norm=..."
+
+
+def trained(group: dist.ProcessGroup, method: str, clips: str, options: dict[str, Any]) -> list[str]:
+    """What the steps of a small model warn of, on this rank."""
+    torch.manual_seed(dist.get_rank(group))
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 5)),
+        process_group=group,
+        bucket_cap_mb=0.002,
+        **options,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    wire = thinwire.attach(model, optimizer, method)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(5):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            if not options.get("static_graph"):  # which DDP does not let begin with a pass that is not exchanged
+                with model.no_sync():
+                    model(torch.randn(6, 30)).square().mean().backward()
+            model(torch.randn(6, 30)).square().mean().backward()
+            if clips == "norm":
+                nn.utils.clip_grad_norm_(model.parameters(), 1e6)  # nothing is clipped this time
+            elif clips == "value":
+                nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+    wire.detach()
+    return [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
+@pytest.mark.parametrize("method", ["dgc:density=0.1", "blocksign", "gtopk:density=0.1"])
+def test_clipping_after_the_exchange_is_told_once(cluster: Cluster, method: str, options: dict[str, Any]) -> None:
+    for clips in ("norm", "value"):
+        first, second = cluster.run(trained, 2, method, clips, options)
+        assert len(first) == 1 and CLIPPED in first[0] and method.partition(":")[0] in first[0] and not second
+    assert cluster.run(trained, 2, method, "", options) == [[], []]
+
+
+@pytest.mark.parametrize("method", ["dense", "dense:dtype=bf16", "terngrad"])
+def test_the_mean_gradient_of_a_step_may_be_clipped(cluster: Cluster, method: str) -> None:
+    assert cluster.run(trained, 2, method, "norm", {}) == [[], []]

@@ -1,0 +1,54 @@
+"""Telling a loop that clips gradients after the exchange, as it did before thinwire, that this loses gradient.
+
+What lies in .grad after an exchange of a method with residuals has waited for many steps and may hold momentum. Clipped
+there it is not kept anywhere; given to the method (``clip_norm``), the threshold acts before anything is accumulated.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+STEPS = 3  # optimizer steps that are looked at: a loop that clips does so at every one
+SENTENCE = (
+    "thinwire: gradients are changed between backward and optimizer.step(). If that is clip_grad_norm_ or "
+    "clip_grad_value_, take it out of the loop and give the norm to the method ({}:clip_norm=...): what lies in .grad "
+    "after an exchange has waited for many steps, and what is clipped off it there is lost"
+)
+
+
+class ChangeWatch:
+    """Compares torch's version counters of the gradients: after the backward pass, and before the optimizer's step.
+
+    Warns once, and only looks at the first steps, so it costs nothing later on.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self._seen: list[tuple[Tensor, int]] = []
+        self._steps = 0
+
+    def after_backward(self) -> None:
+        """Called inside the backward pass, by its last bucket: DDP writes the gradients behind everything, in a
+        callback of the engine that is queued after this one's and before the one that this one queues."""
+        if self._steps >= STEPS or torch._C._current_graph_task_id() == -1:  # done, or a rank without inputs
+            return
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        queue(lambda: queue(self._note))
+
+    def _note(self) -> None:
+        self._seen = [(p.grad, p.grad._version) for p in self._parameters if p.grad is not None]
+
+    def before_step(self, method: Any) -> None:
+        """Called before the optimizer's step with the wire's method."""
+        if self._steps >= STEPS:
+            return
+        self._steps += 1
+        seen, self._seen = self._seen, []
+        if hasattr(method, "clip_norm") and any(grad._version != version for grad, version in seen):
+            self._steps = STEPS
+            warnings.warn(SENTENCE.format(method.name), RuntimeWarning, stacklevel=2)

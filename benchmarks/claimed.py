@@ -348,6 +348,16 @@ CLAIMS = (
             Row("16 a worker: 1-D and output dense", "Fig. 2(b)", "r20x8-16-blocksign-s*", "r20x8-16-dense-s*", LITTLE),
             Row("8 a worker, 5 epochs", "Fig. 2(a)", "r20x8-8-blocksign-s*", "r20x8-8-dense-s*", LITTLE),
             Row("12 epochs", "Fig. 2(a)", "r20x8-8-long-blocksign-s*", "r20x8-8-long-dense-s*", LITTLE),
+            *(
+                Row(
+                    f"no momentum, {n} a worker, {epochs} epochs",
+                    "like SGD",
+                    f"r20x8-{n}-still-blocksign-s*",
+                    f"r20x8-{n}-still-dense-s*",
+                    LITTLE,
+                )
+                for n, epochs in ((16, 10), (8, 5))
+            ),
         ),
     ),
     Claim(

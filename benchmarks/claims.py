@@ -273,6 +273,11 @@ NOW: dict[str, str] = {
     # BlockSign with 8 images a worker for more than five epochs; on a processor as well.
     **seeds("r20x8-8-long-blocksign", f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method {OUR_SIGNS}", 2),
     **seeds("r20x8-8-long-dense", f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method dense", 2),
+    # And without momentum, with fewer images a worker.
+    "r20x8-16-still-blocksign-s0": f"{R20X8},batch_size=128,lr=0.25,momentum=0 --epochs 10 --method {OUR_SIGNS}",
+    "r20x8-16-still-dense-s0": f"{R20X8},batch_size=128,lr=0.25,momentum=0 --epochs 10 --method dense",
+    "r20x8-8-still-blocksign-s0": f"{R20X8},batch_size=64,lr=0.125,momentum=0 --epochs 5 --method {OUR_SIGNS}",
+    "r20x8-8-still-dense-s0": f"{R20X8},batch_size=64,lr=0.125,momentum=0 --epochs 5 --method dense",
     # With 8 workers, whose batches are normalised by halves: dense, DGC, and global top-k with decay that waits, at 3 %
     # and with more entries in 8 bits.
     **seeds("r20x8-short-dense", f"{R20} --workers 8 --epochs 30 --method dense", 2),

@@ -14,7 +14,7 @@ import typer
 from torch import nn
 
 from thinwire import emulation, starting
-from thinwire.advice import LOCAL, METHODS, Advice, advise_offline
+from thinwire.advice import METHODS, WITHOUT_SGD, Advice, advise_offline
 from thinwire.advice import advise as advise_online
 from thinwire.bench.models import MODELS
 from thinwire.bench.rows import commit, hardware, today
@@ -51,7 +51,7 @@ def advise(
         str | None,
         typer.Option(
             help="Methods to compare with dense, separated by commas.",
-            show_default=f"{','.join(METHODS[1:])}; without sgd {LOCAL} in place of dgc",
+            show_default=f"{','.join(METHODS[1:])}; without sgd {','.join(WITHOUT_SGD[1:])}",
         ),
     ] = None,
     json_file: Annotated[

@@ -182,6 +182,8 @@ CLAIMS = (
             Row("a rate that rises for four epochs", "-", "vgg-warm-s*", "vgg-warm-dense-s*", LITTLE, why=NEARER),
             Row("and the output layer dense", "-", "vgg-both-s*", "vgg-warm-dense-s*", LITTLE, why=NO_NEARER),
             Row("the output layer dense", "-", "vgg-head-s*", "vgg-dense-s*", LITTLE, why=NEARER),
+            Row("2 % instead of 0.6 %", "-", "vgg-0.02-s*", "vgg-dense-s*", LITTLE),
+            Row("and a rate that rises for four epochs", "-", "vgg-warm-0.02-s*", "vgg-warm-dense-s*", LITTLE),
             Row("0.6 % of each tensor", "-", "vgg-direct-s*", "vgg-dense-s*", LITTLE, why=ROUGH),
             Row("the whole model's largest", "-", "vgg-direct-model-s*", "vgg-dense-s*", LITTLE, why=APART),
             Row("weight decay that waits: DGC, 0.1 %", "-", "vgg-dgc-s*", "vgg-dense-s*", LITTLE, why=SHORT),
@@ -252,6 +254,7 @@ CLAIMS = (
             Row("the same, 100 epochs", "-", "r20l-gtopk-s*", "r20l-dense-s*", LITTLE, why=FEW),
             Row("30 epochs, density 0.03, momentum correction", "-", "r20-gtopk-0.03-corrected-s*", None, LITTLE),
             Row("the same, 140 epochs", "-", "r20f-gtopk-0.03-s*", "r20f-dense-s*", LITTLE),
+            Row("140 epochs, 0.1 %", "Fig. 5: like dense", "r20f-gtopk-s*", "r20f-dense-s*", LITTLE, why=SHORT),
             Row("weight decay applied directly", "-", "r20-short-direct-gtopk-0.03-s*", None, LITTLE, why=NOT_DIRECT),
             Row("0.6 %, 8-bit values, 60 epochs", "-", "r20-gtopk-ours-s*", "r20-dense-s*", LITTLE, why=FEW),
             *(

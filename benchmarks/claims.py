@@ -60,6 +60,7 @@ PARTIAL = "warmup=339,local=partial,sync_every=500"
 SLOWLY, STEEPLY = "lr_warmup=0.1333", "lr_warmup=0.0286"
 WAITING = "direct_decay=false"
 BALANCED = "density=0.006,values=int8,scope=balanced,factor_masking=false"
+MORE = BALANCED.replace("0.006", "0.02")
 BALANCED_DROP = "values=int8,scope=balanced,dense_below=1024"
 MNIST = "--recipe mnist-lenet --epochs 5"
 
@@ -239,12 +240,16 @@ NOW: dict[str, str] = {
     **seeds("vgg-warm", f"{VGG},{SLOWLY} --epochs 30 --method dgc:{BALANCED},{WARM}", 2),
     **seeds("vgg-head", f"{VGG} --epochs 30 --method dgc:{BALANCED},{WARM},exclude=45.*", 2),
     **seeds("vgg-both", f"{VGG},{SLOWLY} --epochs 30 --method dgc:{BALANCED},{WARM},exclude=45.*", 2),
+    # And more entries, with either rate.
+    **seeds("vgg-0.02", f"{VGG} --epochs 30 --method dgc:{MORE},{WARM}", 2),
+    **seeds("vgg-warm-0.02", f"{VGG},{SLOWLY} --epochs 30 --method dgc:{MORE},{WARM}", 2),
     # As long as the recipe is by itself; dense in 16 bits beside it.
     **seeds("r20f-dense", f"{R20} --epochs 140 --method dense"),
     **seeds("r20f-bf16", f"{R20} --epochs 140 --method dense:dtype=bf16", 2),
     **seeds("r20f-balanced", f"{R20} --epochs 140 --method dgc:{BALANCED},{WARM}"),
     **seeds("r20f-dgc", f"{R20} --epochs 140 --method {PAPER_DGC},{WARM}"),
     **seeds("r20f-gtopk-0.03", f"{R20} --epochs 140 --method {MORE_GTOPK},{WARM}", 2),
+    "r20f-gtopk-s0": f"{R20} --epochs 140 --method {PAPER_GTOPK},{WARM}",
     "vgg-bf16-s0": f"{VGG} --epochs 30 --method dense:dtype=bf16",
     **seeds("r20-short-balanced", f"{R20} --epochs 30 --method dgc:{BALANCED},{WARM}"),
     **seeds("r20-balanced", f"{R20} --epochs 60 --method dgc:{BALANCED},{WARM}"),

@@ -37,7 +37,7 @@ class ImageRecipe(Recipe):
     weight_decay: float = 5e-4
     lr_warmup: float = 0.0  # the share of the run in which the learning rate rises
     solver: str = "sgd"
-    #: "bf16": activations in bfloat16 (torch.autocast) and, on a GPU, in the order that its tensor cores read.
+    #: "bf16": activations in bfloat16 (torch.autocast), channels last: the order that tensor cores and oneDNN read.
     precision: str = "fp32"
     settings: ClassVar[tuple[str, ...]] = (
         "batch_size",
@@ -59,7 +59,7 @@ class ImageRecipe(Recipe):
 
     def placed(self, module: nn.Module) -> nn.Module:
         module = module.to(self.device)
-        if self.precision == "bf16" and self.device.type == "cuda":
+        if self.precision == "bf16":
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module
 

@@ -15,13 +15,16 @@ import report_inputs
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import claims_table
+import in_readme
 from claimed import CLAIMS, Claim, Row
 from claims import EARLIER, LATER, NOW, RUNS, STEEPLY, arguments_of, method_of
+from comparing import find
 from kept_runs import keep, write_folder
 
 from thinwire.peers import parse as parse_peer
 from thinwire.report import inputs
 
+REPOSITORY = Path(__file__).parents[1]
 DGC = "dgc:density=0.001,warmup=80"
 CLAIM = Claim("DGC keeps accuracy", "digits-s*::dense", (Row("DGC 0.1 %", "like dense", "digits-s*::dgc*"),))
 
@@ -159,13 +162,15 @@ def test_what_is_not_there_and_what_diverged_is_said(results: Path) -> None:
     (row,) = claims_table.table(CLAIM, results).strip().split("\n")[4:]
     assert "(1), 1 of 2 diverged" in row and row.split(" | ")[4] == claims_table.NOTHING
     other = Claim("x", "digits-s*::dense", (Row("later", "-", "later-s*"),))
-    assert "| later | - | not run |" in claims_table.table(other, results)
+    assert claims_table.table(other, results).endswith("\nNot run to the end yet: `later-s*`.\n")
+    other = Claim("x", "later-s*", CLAIM.rows)
+    assert claims_table.table(other, results).split(" | ")[-6:-4] == ["not run", claims_table.NOTHING]
     run["config"]["workers"] = 9
     path.write_text(json.dumps(run))
     with pytest.raises(ValueError, match="differ in workers"):
         claims_table.table(CLAIM, results)
     with pytest.raises(ValueError, match="add ::METHOD"):
-        claims_table.find("digits-s0", results)
+        find("digits-s0", results)
     with pytest.raises(ValueError, match=r"no summary\.json"):
         keep(report_inputs.write_run(results / "going", ["dense"], finished=False), results)
 
@@ -180,4 +185,29 @@ def test_every_claim_names_a_run_that_is_planned() -> None:
 def test_the_claims_can_be_printed_before_anything_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     claims_table.main(["table", "--results", str(tmp_path)])
     out = capsys.readouterr().out
-    assert out.count("### ") == len(CLAIMS) and out.count("not run") >= sum(len(claim.rows) for claim in CLAIMS)
+    assert out.count("### ") == len(CLAIMS) == out.count("Not run to the end yet")
+    assert all(f"`{row.runs}`" in out for claim in CLAIMS for row in claim.rows)
+
+
+def test_the_docs_show_the_tables_that_the_kept_runs_make() -> None:
+    shown = (REPOSITORY / "docs" / "results.md").read_text()
+    for claim in CLAIMS:
+        assert claims_table.table(claim, claims_table.RESULTS) in shown, claim.title
+    assert in_readme.readme_table(claims_table.RESULTS) in (REPOSITORY / "README.md").read_text()
+
+
+def test_readme_marks_what_is_further_behind_than_asked(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, dense = ([outcome(results, seed, spec)["metric"] for seed in (0, 1)] for spec in (DGC, "dense"))
+    lost = sum(dense) / 2 - sum(ours) / 2
+    lines = [
+        in_readme.Line("digits", method, "digits-s*::dgc*", "digits-s*::dense", within)
+        for method, within in (("strict", lost - 0.01), ("patient", lost + 0.01))
+    ]
+    monkeypatch.setattr(in_readme, "LINES", lines)
+    strict, patient = in_readme.readme_table(results).splitlines()[2:]
+    mean = f"{sum(ours) / 2:.2f} %"
+    assert strict.startswith(f"| digits | strict | 40, 2 | **{mean}** | {sum(dense) / 2:.2f} % | {-lost:+.2f} (")
+    assert strict.endswith(" times fewer |") and patient.startswith(f"|  | patient | 40, 2 | {mean} | ")
+    with pytest.raises(ValueError, match="lacks 'digits-s"):
+        monkeypatch.setattr(in_readme, "LINES", [in_readme.Line("digits", "", "digits-s*::dgc*", "later-s*")])
+        in_readme.readme_table(results)

@@ -299,6 +299,9 @@ def test_figures_for_papers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for name in names:
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    again = tmp_path / "again"
+    assert run([*command[:-1], str(again)]) == 0, capsys.readouterr().err
+    assert all((again / path.name).read_bytes() == path.read_bytes() for path in out.iterdir())
     assert "dgc:density=0.001,warmup=80" in (out / "digits-metric-bytes.svg").read_text()  # text stays text
 
 

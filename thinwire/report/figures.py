@@ -35,6 +35,7 @@ def write(data: dict[str, Any], folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     settings: Any = {
         "svg.fonttype": "none",
+        "svg.hashsalt": "thinwire",  # the same data make the same file
         "pdf.fonttype": 42,
         "font.size": 9,
         "legend.fontsize": 7.5,
@@ -46,8 +47,8 @@ def write(data: dict[str, Any], folder: Path) -> int:
         for name, draw in _charts(data):
             figure = Figure(figsize=SIZE, layout="constrained")
             draw(figure.add_subplot())
-            for kind in ("svg", "pdf", "png"):
-                figure.savefig(folder / f"{name}.{kind}", dpi=300)
+            for kind, dated in (("svg", "Date"), ("pdf", "CreationDate"), ("png", "Creation Time")):
+                figure.savefig(folder / f"{name}.{kind}", dpi=300, metadata={dated: None})
             count += 1
     return count
 

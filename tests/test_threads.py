@@ -154,6 +154,23 @@ def test_a_precision_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
         recipe.set("precision", "fp8")
 
 
+def test_weights_that_lie_channels_last_fit_ddps_buckets(tmp_path: Path) -> None:
+    """A real DDP takes their gradients as they lie, and learns what threads without one learn."""
+    folder = data_folders.write_all(tmp_path)
+    losses = []
+    for name, more in (("processes", ()), ("threads", ("--in-process",))):
+        done = command(
+            "thinwire",
+            "train", "--recipe", "cifar10-resnet20", "--data", str(folder), "--workers", "2", "--epochs", "2",
+            "--set", "precision=bf16,batch_size=10,lr=0.01", "--method", "dgc:density=0.1,dense_below=64",
+            "--out", str(tmp_path / name), *more,
+        )  # fmt: skip
+        assert done.returncode == 0 and "strides" not in done.stderr, done.stderr
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        losses.append([line["loss"] for line in lines if line["kind"] == "epoch"])
+    assert len(losses[0]) == 2 and losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
 @pytest.mark.parametrize(("interval", "averages"), [("500", True), ("none", False)])
 def test_workers_that_are_never_averaged_are_judged_by_their_own_models(interval: str, averages: bool) -> None:
     recipe = Digits()

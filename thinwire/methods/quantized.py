@@ -32,8 +32,8 @@ class TernGrad(Method):
     Small and one-dimensional tensors stay float (``dense_below``), and so should the output layer, as the paper
     suggests (section 4.2): from 1,024 elements on it must be named, ``exclude=("fc.*",)`` with the names of
     model.named_parameters(). ResNet-20 with both ended 0.95 points behind dense in 60 epochs (3 seeds; its first
-    convolution, which is below 1,024 too, was ternary there), and 1.4 behind in 30 (1 seed) with one-dimensional tensors
-    ternary. The paper's own setting is ``dense_below=0`` with the output layer excluded.
+    convolution, which is below 1,024 too, was ternary there), and 1.4 behind in 30 (1 seed) with one-dimensional
+    tensors ternary. The paper's own setting is ``dense_below=0`` with the output layer excluded.
 
     ``scaler="model"`` takes one scaler for all tensors instead of one each: the paper's ablation (section 3.3), which
     costs accuracy and waits for the whole model. Clipping stays per tensor: it answers to the range within a layer.

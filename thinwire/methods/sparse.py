@@ -69,9 +69,9 @@ class DGC(Method):
     """Deep Gradient Compression: top-k of every tensor, momentum correction, factor masking, local clipping, warm-up.
 
     The defaults are the setting that kept dense accuracy on ResNet-20, ResNet-110 and an LSTM where the paper's did
-    not, and on average on a GRU (docs/design.md, "Defaults and why"): 0.6 % of the model, divided between the tensors by the square
-    roots of their sizes, with 8-bit values and no factor masking. It was measured behind a warm-up of one to four
-    epochs, whose length in steps is yours to give. What suits a network better (docs/results.md):
+    not, and on average on a GRU (docs/design.md, "Defaults and why"): 0.6 % of the model, divided between the tensors
+    by the square roots of their sizes, with 8-bit values and no factor masking. It was measured behind a warm-up of one
+    to four epochs, whose length in steps is yours to give. What suits a network better (docs/results.md):
 
     - VGG-16, which lost 0.7 points in 30 epochs: a learning rate that rises as long as the warm-up takes, or an output
       layer that travels dense (``exclude``): with either, and with both, it lost 0.4 (two seeds each). With
@@ -185,9 +185,9 @@ class GTopK(Method):
     Penn Treebank ended where dense did (the latter two: one seed); at 1 % 0.5 and 0.3 points and 5 % in perplexity
     behind, at the paper's ``density=0.001`` without momentum correction 5.1 points on ResNet-20 (docs/design.md,
     "Defaults and why").
-    ResNet-110 did, too (one seed), with ``direct_decay=True`` and a learning rate that rose as long as the warm-up took. With
-    8 ranks ResNet-20 lost 0.24 points (two seeds); nothing was trained with more. Its lists need memory: nine times the
-    density, so a quarter of the gradient's.
+    ResNet-110 did, too (one seed), with ``direct_decay=True`` and a learning rate that rose as long as the warm-up
+    took. With 8 ranks ResNet-20 lost 0.24 points (two seeds); nothing was trained with more. Its lists need memory:
+    nine times the density, so a quarter of the gradient's.
 
     density              the share of the whole model that is sent in a step, in (0, 1]
     warmup               None, steps of the paper's list of densities, or a schedule

@@ -63,8 +63,21 @@ def test_predictions_go_to_1024_hosts_and_say_where_the_choice_changes() -> None
     assert all(found.step_s(other, n) > found.step_s("dgc", n) for n in found.host_counts if n < count)
 
 
-def test_methods_that_cannot_be_told_apart_give_the_gentler_one() -> None:
+def test_methods_that_cannot_be_told_apart_give_the_one_that_keeps_more_accuracy() -> None:
     assert as_fast([1.04, 1.0, 0.999]) == 0 and as_fast([1.06, 1.0]) == 1 and as_fast([2.0]) == 0
+    methods = [thinwire.parse_method(spec) for spec in ("dense", "dgc", "blocksign")]
+    costs = {str(method): ExchangeCost(0.01) for method in methods}
+
+    class Foretold(Profile):
+        def predict(self, method: thinwire.Method, hosts: int | None = None) -> Prediction:
+            return replace(super().predict(method, hosts), step_s=steps[str(method)])
+
+    profile = Foretold(4, Workload.of_size(1_000_000, 0.1), Link(1e-4, 8e-8), 1.0, costs)
+    for dgc_s, recommended in ((0.103, "dgc"), (0.107, "blocksign")):
+        steps = {"dense": 1.0, "dgc": dgc_s, "blocksign": 0.1}
+        found = advise_from(profile, methods)
+        assert found.recommended == recommended
+        assert ("within 5 % of blocksign" in found.reason) == (recommended == "dgc")
 
 
 @pytest.mark.parametrize(("drift", "word"), [(0.2, "20 % longer"), (-0.15, "15 % less")])

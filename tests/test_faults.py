@@ -70,6 +70,12 @@ def test_all_others_end_with_one_error_that_names_the_lost_rank(
             assert "OSError: for this test" in told["sentence"]
 
 
+def test_a_call_that_only_some_ranks_make_is_named(zygote: Run) -> None:
+    told = [json.loads(row["out"]) for row in zygote("apart", 2)]
+    assert all("all ranks must make the same calls" in one["sentence"] for one in told), told
+    assert any("averaged(), which all ranks must enter" in one["sentence"] for one in told), told
+
+
 ORDERS = {
     "detach destroy": 0,
     "destroy detach": 0,

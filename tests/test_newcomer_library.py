@@ -171,7 +171,7 @@ def counted_over_changes(group: dist.ProcessGroup) -> None:
     counters = ("steps", "frame_bytes", "dense_bytes", "bytes_sent", "bytes_received", "ratio", "link_ratio")
     assert all(getattr(after, name) == getattr(before, name) for name in counters)
     assert after.bytes_aside > before.bytes_aside + 4 * workers.DOT_NUMEL
-    assert "more for measuring, checking or changing the method" in str(after)
+    assert "more for measuring, checking, averaging or changing the method" in str(after)
 
 
 def test_what_switch_and_detach_move_is_counted_apart(cluster: Cluster) -> None:

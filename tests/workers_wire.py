@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from workers import DGC, SHAPES, Run, Training, close, digest, flat, noise, own_part, sentence_of, tensors_of
@@ -199,6 +201,13 @@ def leaves(group: dist.ProcessGroup) -> None:
     assert training.wire.detach() == {}
 
 
+def evaluate(training: Training) -> None:
+    training.model.eval()
+    with torch.no_grad():
+        training.loss(0)
+    training.model.train()
+
+
 def averages_for_a_block(group: dist.ProcessGroup) -> None:
     training = Training(group, Run(thinwire.GradientDropping(density=0.1, local="partial", sync_every=500), "adam"))
     for step in range(3):
@@ -208,6 +217,13 @@ def averages_for_a_block(group: dist.ProcessGroup) -> None:
     dist.all_gather(everybody, own, group=group)
     assert not torch.equal(everybody[0], everybody[1]), "local gradients let ranks drift apart"
     sent = wire.stats.bytes_sent
+    with pytest.warns(RuntimeWarning, match=r"wire\.averaged\(\)"):
+        evaluate(training)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(training)  # said once
+        with wire.averaged():
+            evaluate(training)
     with wire.averaged():
         close(flat(training.module), torch.stack(everybody).mean(0), "the mean of all ranks")
         shared = digest(flat(training.module))

@@ -95,6 +95,20 @@ def leave(rank: int, ranks: int, store: str, actions: list[str]) -> None:
             model(torch.ones(4, 20)).square().mean().backward()
 
 
+def apart(rank: int, ranks: int, store: str) -> None:
+    """Rank 0 alone enters averaged(), as in `if rank == 0: evaluate()`; the others go on training."""
+    model, optimizer, wire = _prepare(rank, ranks, store, "dropping:local=partial,sync_every=500")
+    for _ in range(3):
+        _step(model, optimizer)
+    try:
+        if rank == 0:
+            with wire.averaged():
+                pass
+        _step(model, optimizer)
+    except thinwire.ExchangeError as error:
+        print(json.dumps({"sentence": str(error), "peers": error.peers}))
+
+
 def _rank(rank: int, request: dict[str, Any], store: str, folder: str) -> None:
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{folder}/{rank}.{name}", os.O_CREAT | os.O_WRONLY), number)
@@ -102,7 +116,7 @@ def _rank(rank: int, request: dict[str, Any], store: str, folder: str) -> None:
     CASES[request["case"]](rank=rank, store=store, **arguments)
 
 
-CASES = {"lose": lose, "leave": leave}
+CASES = {"lose": lose, "leave": leave, "apart": apart}
 
 
 def _wait(pids: list[int], timeout_s: float) -> list[tuple[int | None, float]]:

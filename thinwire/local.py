@@ -17,10 +17,15 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Turn
+from thinwire.lookout import ENTERED
 from thinwire.payloads import Accepted, Result, Sparse, SparseResult, WrittenResult, add_entries
 from thinwire.transport import Net
 
 LOCAL_MODES = ("sum", "partial", "error")
+DRIFTED = (
+    "thinwire: the model is evaluated while the ranks' parameters differ, as local gradients let them; evaluate and "
+    "export inside `with wire.averaged():`, on all ranks"
+)
 
 
 def take_own_off(turn: Turn, result: Result, accepted: Accepted, ranks: int) -> Result:
@@ -69,7 +74,7 @@ def average_parameters(parameters: Iterable[Tensor], net: Net, stage: str = "ave
 def averaged(parameters: Sequence[Tensor], net: Net) -> Iterator[None]:
     """The parameters are their mean over the ranks for the time of the block; a collective call at its beginning."""
     own = [parameter.detach().clone() for parameter in parameters]
-    average_parameters(parameters, net, "averaged(), which all ranks must enter")
+    average_parameters(parameters, net, f"averaged(), {ENTERED}")
     try:
         yield
     finally:  # in place: others may hold these tensors

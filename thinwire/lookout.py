@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from thinwire.errors import ExchangeError
 DEFAULT_TIMEOUT_S = 1800.0  # torch's own for Gloo
 ROLL_PERIODS = 2.5  # how long signs of life are waited for
 LINGER_PERIODS = 1.5  # how long a verdict is left for others before this process, which may host the store, ends
+ENTERED = "which all ranks must enter"  # in the stage of a call that a user may have made on some ranks only
 RESERVE_PERIODS = 5.0  # what all of this takes at most, and so what our groups' timeout leaves of the user's
 
 
@@ -166,6 +167,7 @@ class _Board:
     def call_the_roll(self, step: int, stage: str, reason: str, peer: int | None) -> _Verdict:
         self.record(step, stage, reason, own=False)
         before = {other: self._get(f"at/{other}") for other in self.others}
+        elsewhere: dict[int, str] = {}  # the stages of ranks that did not enter what this one did, or the reverse
         present: set[int] = set()
         verdict, end_s = self._listen(), time.monotonic() + ROLL_PERIODS * self.period_s
         while verdict is None and self._reachable and len(present) < len(self.others) and time.monotonic() < end_s:
@@ -175,16 +177,19 @@ class _Board:
                 if failed is not None and failed["own"]:
                     text = f"rank {other} had failed at step {failed['step']} with {failed['reason']}"
                     verdict = _Verdict((other,), text)
-                elif failed is not None or self._get(f"at/{other}") != before[other]:
+                elif failed is not None or (sign := self._get(f"at/{other}")) != before[other]:
                     present.add(other)
+                    theirs = (failed if failed is not None else sign)["stage"]
+                    if theirs != stage and ENTERED in theirs + stage:
+                        elsewhere[other] = theirs
             verdict = self._listen() or verdict
         if verdict is None:
-            verdict = self._judge(present, peer)
+            verdict = self._judge(present, peer, elsewhere)
         if self._reachable:
             self._publish(verdict)
         return verdict
 
-    def _judge(self, present: set[int], peer: int | None) -> _Verdict:
+    def _judge(self, present: set[int], peer: int | None, elsewhere: Mapping[int, str]) -> _Verdict:
         missing = tuple(other for other in self.others if other not in present)
         if not self._reachable:
             if self.store_host is not None and self.store_host != self.rank:
@@ -194,6 +199,10 @@ class _Board:
         if missing:
             text = f"no sign of life from {_named(missing)}, which ended, hangs or has not come to this exchange"
             return _Verdict(missing, text)
+        if elsewhere:
+            rank, theirs = min(elsewhere.items())
+            text = f"all ranks are there, but rank {rank} is at stage '{theirs}' instead"
+            return _Verdict(tuple(sorted(elsewhere)), f"{text}: all ranks must make the same calls")
         if peer is not None:
             return _Verdict((peer,), f"rank {peer} is there, but the link to it is broken or slower than the timeout")
         return _Verdict(self.others, "all ranks are there, but a link is broken or slower than the timeout")

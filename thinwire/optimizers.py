@@ -73,9 +73,9 @@ class OptimizerView:
         if not self.is_sgd:
             raise ValueError(
                 f"{method}: momentum correction needs torch.optim.SGD, the optimizer is "
-                f"{type(self.optimizer).__name__}; use SGD, momentum_correction=False (as a string: "
-                f"{method}:momentum_correction=false), or terngrad, blocksign, gtopk or dropping, which work with any "
-                "optimizer"
+                f"{type(self.optimizer).__name__}; with that take dropping:local=partial (a Transformer), terngrad or "
+                "dense:dtype=bf16 (images); blocksign, gtopk and momentum_correction=False (as a string: "
+                f"{method}:momentum_correction=false) work with it, too, but nobody measured how accurate they are then"
             )
         own = {id(p) for p in self.parameters.values()}
         for group in self.optimizer.param_groups:

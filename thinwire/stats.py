@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHOWN = 0.01  # of the bytes sent: a smaller number besides them is not worth the reader's time
-ASIDE = "more for measuring, checking or changing the method"
+ASIDE = "more for measuring, checking, averaging or changing the method"
 
 
 def readable_bytes(count: float) -> str:
@@ -28,8 +28,8 @@ class Stats:
     ``bytes_received`` are what crossed this rank's link under the collectives' algorithms, and ``link_ratio``
     compares that with a ring all-reduce in fp32. ``bytes_inside`` is the traffic inside a machine with a hierarchy.
     ``bytes_aside`` is what this rank sent besides gradients and what is in none of the others: measurements of the
-    links (method "auto", merging buckets, comparing the ranks' pace), checks, and what switch and detach moved.
-    Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps.
+    links (method "auto", merging buckets, comparing the ranks' pace), checks, averaged(), and what switch and detach
+    moved. Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps.
     ``steps_skipped`` were passed over because a gradient was not finite.
 
     ``seconds_compensating``, ``_compressing`` and ``_communicating`` are what the exchanges took. They run beside the

@@ -13,7 +13,7 @@ from thinwire.ddp import THAWED, Bucket, Router
 from thinwire.errors import ExchangeError, NonFiniteError
 from thinwire.gate import Gate
 from thinwire.layout import Layout, Probe, Turn
-from thinwire.local import average_parameters
+from thinwire.local import DRIFTED, average_parameters
 from thinwire.lookout import Lookout
 from thinwire.merging import Merger, Meter
 from thinwire.pace import SAMPLE_EVERY, Pacer
@@ -40,6 +40,8 @@ class Stepper(Saver):
     _used: set[int]  # ids of the parameters that this pass used, where that is tracked
     _tracks_use: bool
     _dense_bytes: int
+    _averaging: bool  # inside averaged()
+    _warned_of_drift: bool
 
     def _before_forward(self, *_: Any) -> None:
         """Refuse what would hang or be wrong, and let go of what a backward pass that was broken off left behind."""
@@ -53,6 +55,11 @@ class Stepper(Saver):
                     self._regrouper.forget()
         if self.model._join_config.enable:
             self._check_join()
+        if not self.model.training and not self._averaging and not self._warned_of_drift:
+            interval = self.method.averaging_interval
+            if interval is not None and self._optimizer_steps % interval:
+                self._warned_of_drift = True
+                warnings.warn(DRIFTED, RuntimeWarning, stacklevel=2)
 
     def _check_join(self) -> None:
         """Refuse what cannot be done once a rank runs out of inputs (torch.distributed.algorithms.Join)."""

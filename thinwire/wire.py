@@ -61,6 +61,7 @@ class Wire(Stepper):
         self._pacer = Pacer()
         self._optimizer_steps = 0
         self._dense_bytes = 0
+        self._averaging = self._warned_of_drift = False
         self._attached = True
         self._spent = Clock()  # by the methods before the last switch
         self._pending: dict[str, Tensor] = {}
@@ -164,6 +165,8 @@ class Wire(Stepper):
             if self.method.replicas_drift:
                 with aside(self._net):
                     stack.enter_context(averaged(list(self._parameters.values()), self._net))
+            self._averaging = True
+            stack.callback(setattr, self, "_averaging", False)
             yield
 
     def switch(self, method: Method | str) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from thinwire.layout import Layout
 from thinwire.memory import LocalClipping
-from thinwire.methods.strings import read_method, spell, without_idle_masking
+from thinwire.methods.strings import no_option, read_method, spell, without_idle_masking
 from thinwire.protocols import Aggregator, Memory
 from thinwire.transport import Net
 
@@ -29,6 +29,14 @@ class Method:
 
     name: ClassVar[str] = ""
     came_later: ClassVar[Mapping[str, Any]] = {}  # what options mean in older states, where defaults differ
+
+    def __new__(cls, *_: Any, **options: Any) -> Method:
+        """Refuse an unknown option with the sentence that a method string gets for it."""
+        known = [f.name for f in fields(cls)]
+        for option in options:
+            if option not in known:
+                raise TypeError(f"{cls.__name__} {no_option(option, known)}")
+        return super().__new__(cls)
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         return False

@@ -44,6 +44,11 @@ def nearest_method(name: str, known: list[str]) -> str:
     return f" (did you mean {meant!r}?)" if meant else nearest(name, known)
 
 
+def no_option(option: str, known: list[str]) -> str:
+    """What to say behind the name of a method that was given an option that it does not have."""
+    return f"has no option {option!r}{nearest(option, known)}; known options: {', '.join(known) or 'none'}"
+
+
 def read_value(text: str, annotation: Any) -> Any:
     """Read an option's value by its declared type; what cannot be read stays text and is refused by the method."""
     kinds = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) else {annotation}
@@ -85,10 +90,7 @@ def read_method(spec: str, methods: Mapping[str, type[M]], others: Sequence[str]
         if not equals:
             raise ValueError(f"method {name!r}: {item!r} is not of the form option=value{_joined(given, item)}")
         if option not in options:
-            names = ", ".join(options) or "none"
-            raise ValueError(
-                f"method {name!r} has no option {option!r}{nearest(option, options)}; known options: {names}"
-            )
+            raise ValueError(f"method {name!r} {no_option(option, options)}")
         if option in given:
             raise ValueError(f"method {name!r}: option {option!r} is given twice")
         given[option] = read_value(text, hints[option])

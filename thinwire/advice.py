@@ -21,7 +21,7 @@ from thinwire.probe import Link
 from thinwire.profile import Profile, exchanges_of, frames_grow, measure_codec, measure_profile
 from thinwire.transport import TorchNet
 
-# Those first that kept more accuracy where they were trained: where two are equally fast, the first is recommended.
+# Where two are equally fast the first is recommended: those in front lost less accuracy in most of what was trained.
 METHODS = ("dense", "dense:dtype=bf16", "dgc", "gtopk", "blocksign", "terngrad")
 # What was trained with Adam as well: DGC takes SGD's momentum, and how the others do with Adam was not measured.
 LOCAL = "dropping:local=partial"
@@ -297,7 +297,7 @@ def _as_fast_as(chosen: Prediction, rows: Sequence[Prediction]) -> str:
     """Why it is not the fastest one, where it is not."""
     fastest = min(rows, key=lambda one: one.step_s)
     near = round(100 * (AS_FAST - 1))
-    return "" if fastest is chosen else f", within {near} % of {fastest.method}, which kept less accuracy in our runs"
+    return "" if fastest is chosen else f", within {near} % of {fastest.method}"
 
 
 def _notes(table: Sequence[Prediction], counts: Sequence[int], chosen: str) -> Iterator[str]:

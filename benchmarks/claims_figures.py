@@ -39,9 +39,12 @@ PICTURES = (
 )
 
 
-def kept(runs: str, results: Path = RESULTS) -> list[Path]:
+def kept(runs: str) -> list[Path]:
     """All seeds of a name, in order."""
-    return [path for path in sorted(results.glob("*.json")) if fnmatchcase(path.stem, f"{runs}-s?")]
+    found = [path for path in sorted(RESULTS.glob("*.json")) if fnmatchcase(path.stem, f"{runs}-s?")]
+    if not found:
+        sys.exit(f"claims_figures: no run of '{runs}' is kept in {RESULTS}")
+    return found
 
 
 def draw(chart: str, runs: tuple[str, ...], picture: Path) -> None:

@@ -75,6 +75,8 @@ def _cells(line: Line, results: Path) -> list[str]:
     found = difference(runs, dense)
     if found is None:
         raise ValueError(f"README's table lacks '{line.runs}' or '{line.dense}'")
+    if runs[0].setting != dense[0].setting or {run.seed for run in runs} != {run.seed for run in dense}:
+        raise ValueError(f"'{line.runs}' and '{line.dense}' differ in their seeds or in {runs[0].differs(dense[0])}")
     unit = f" {runs[0].config['metric']['unit']}".rstrip()
     ours, theirs = (f"{number(mean([run.outcome['metric'] for run in group]))}{unit}" for group in (runs, dense))
     return [

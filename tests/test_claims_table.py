@@ -14,6 +14,7 @@ import report_inputs
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import claims_figures
 import claims_table
 import in_readme
 from claimed import CLAIMS, Claim, Row
@@ -194,6 +195,14 @@ def test_the_docs_show_the_tables_that_the_kept_runs_make() -> None:
     for claim in CLAIMS:
         assert claims_table.table(claim, claims_table.RESULTS) in shown, claim.title
     assert in_readme.readme_table(claims_table.RESULTS) in (REPOSITORY / "README.md").read_text()
+
+
+def test_every_picture_of_the_docs_is_drawn_from_kept_runs() -> None:
+    shown = (REPOSITORY / "docs" / "results.md").read_text()
+    for name, _, runs in claims_figures.PICTURES:
+        assert all(claims_figures.kept(run) for run in runs)
+        assert f"(figures/claims-{name}.svg)" in shown and (REPOSITORY / f"docs/figures/claims-{name}.svg").is_file()
+    assert shown.count("(figures/claims-") == len(claims_figures.PICTURES)
 
 
 def test_readme_marks_what_is_further_behind_than_asked(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

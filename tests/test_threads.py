@@ -150,6 +150,8 @@ def test_a_precision_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
     module = recipe.placed(recipe.model())
     loss = recipe.loss(module, next(recipe.test_batches(rank=0, world=1)))
     assert loss.dtype == torch.float32 and next(module.parameters()).dtype == torch.float32
+    weights = [p for p in module.parameters() if p.dim() == 4]
+    assert weights and all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
     with pytest.raises(ValueError, match="precision must be one of fp32, bf16"):
         recipe.set("precision", "fp8")
 

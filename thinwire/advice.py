@@ -273,7 +273,7 @@ def advise_from(profile: Profile, methods: Sequence[Method]) -> Advice:
         chosen = best
         reason = (
             f"on {profile.hosts} hosts {_ms(best.step_s)} ms a step instead of {_ms(dense.step_s)} ms dense "
-            f"({gain:.2g}x); a free network would give {_ms(free_s)} ms{_as_fast_as(best, now)}."
+            f"({gain:.2g}x{_told_by_less('; ', best, now)}); a free network would give {_ms(free_s)} ms."
         )
     notes = [*_notes(table, counts, chosen.method)]
     if abs(profile.drift) > UNSTEADY:
@@ -293,11 +293,11 @@ def _choose(rows: Sequence[Prediction]) -> Prediction:
     return rows[as_fast([one.step_s for one in rows])]
 
 
-def _as_fast_as(chosen: Prediction, rows: Sequence[Prediction]) -> str:
-    """Why it is not the fastest one, where it is not."""
+def _told_by_less(comma: str, chosen: Prediction, rows: Sequence[Prediction]) -> str:
+    """Which method is faster by less than can be told beforehand, where one is."""
     fastest = min(rows, key=lambda one: one.step_s)
     near = round(100 * (AS_FAST - 1))
-    return "" if fastest is chosen else f", within {near} % of {fastest.method}"
+    return "" if fastest is chosen else f"{comma}{fastest.method} is less than {near} % faster"
 
 
 def _notes(table: Sequence[Prediction], counts: Sequence[int], chosen: str) -> Iterator[str]:
@@ -308,7 +308,7 @@ def _notes(table: Sequence[Prediction], counts: Sequence[int], chosen: str) -> I
         best = _choose(rows)
         verdict = best.method if rows[0].step_s / best.step_s >= WORTH else "dense"
         if verdict != last:
-            told = "do not compress" if verdict == "dense" else f"{verdict}{_as_fast_as(best, rows)}"
+            told = "do not compress" if verdict == "dense" else f"{verdict}{_told_by_less(', ', best, rows)}"
             yield f"from {hosts} hosts on: {told}."
             last = verdict
     now = [one for one in table if one.hosts == counts[0]]

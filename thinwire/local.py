@@ -73,8 +73,9 @@ def average_parameters(parameters: Iterable[Tensor], net: Net, stage: str = "ave
 @contextmanager
 def averaged(parameters: Sequence[Tensor], net: Net) -> Iterator[None]:
     """The parameters are their mean over the ranks for the time of the block; a collective call at its beginning."""
-    own = [parameter.detach().clone() for parameter in parameters]
+    own, stage = [parameter.detach().clone() for parameter in parameters], net.stage
     average_parameters(parameters, net, f"averaged(), {ENTERED}")
+    net.stage = stage
     try:
         yield
     finally:  # in place: others may hold these tensors

@@ -177,11 +177,14 @@ class _Board:
                 if failed is not None and failed["own"]:
                     text = f"rank {other} had failed at step {failed['step']} with {failed['reason']}"
                     verdict = _Verdict((other,), text)
-                elif failed is not None or (sign := self._get(f"at/{other}")) != before[other]:
-                    present.add(other)
-                    theirs = (failed if failed is not None else sign)["stage"]
-                    if theirs != stage and ENTERED in theirs + stage:
-                        elsewhere[other] = theirs
+                    continue
+                note = failed if failed is not None else self._get(f"at/{other}")
+                if note is None or note == before[other]:
+                    continue
+                present.add(other)
+                # At the same step a rank may just be ahead, or held up by a link.
+                if ENTERED in note["stage"] + stage and note["stage"] != stage and note["step"] != step:
+                    elsewhere[other] = note["stage"]
             verdict = self._listen() or verdict
         if verdict is None:
             verdict = self._judge(present, peer, elsewhere)

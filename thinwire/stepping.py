@@ -40,11 +40,12 @@ class Stepper(Saver):
     _used: set[int]  # ids of the parameters that this pass used, where that is tracked
     _tracks_use: bool
     _dense_bytes: int
-    _averaging: bool  # inside averaged()
+    _drifted: bool  # the ranks' parameters differ, and this is not inside averaged()
     _warned_of_drift: bool
 
     def _before_forward(self, *_: Any) -> None:
-        """Refuse what would hang or be wrong, and let go of what a backward pass that was broken off left behind."""
+        """Refuse what would hang or be wrong, let go of what a backward pass that was broken off left behind, and warn
+        once when a model is evaluated whose ranks differ."""
         if torch.is_grad_enabled():
             thawed = next((name for name, p in self._frozen if p.requires_grad), None)
             if thawed is not None:
@@ -55,11 +56,9 @@ class Stepper(Saver):
                     self._regrouper.forget()
         if self.model._join_config.enable:
             self._check_join()
-        if not self.model.training and not self._averaging and not self._warned_of_drift:
-            interval = self.method.averaging_interval
-            if interval is not None and self._optimizer_steps % interval:
-                self._warned_of_drift = True
-                warnings.warn(DRIFTED, RuntimeWarning, stacklevel=2)
+        if self._drifted and not self._warned_of_drift and not self.model.training and not torch.is_grad_enabled():
+            self._warned_of_drift = True
+            warnings.warn(DRIFTED, RuntimeWarning, stacklevel=2)
 
     def _check_join(self) -> None:
         """Refuse what cannot be done once a rank runs out of inputs (torch.distributed.algorithms.Join)."""
@@ -225,10 +224,12 @@ class Stepper(Saver):
             return
         self._optimizer_steps += 1
         interval = self.method.averaging_interval
-        if interval and self._optimizer_steps % interval == 0:
+        averages = interval is not None and self._optimizer_steps % interval == 0
+        self._drifted = interval is not None and not averages and self._net.size > 1
+        if averages:
             self._worker.wait()
             average_parameters(self._parameters.values(), self._net)
         sentence = self._guard.take_sentence() if self._guard is not None else None
         if sentence is not None and self._net.rank == 0:
             warnings.warn(sentence, RuntimeWarning, stacklevel=2)
-        self._check_replicas(equal=interval is None or self._optimizer_steps % interval == 0)
+        self._check_replicas(equal=interval is None or averages)

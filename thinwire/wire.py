@@ -61,7 +61,7 @@ class Wire(Stepper):
         self._pacer = Pacer()
         self._optimizer_steps = 0
         self._dense_bytes = 0
-        self._averaging = self._warned_of_drift = False
+        self._drifted = self._warned_of_drift = False
         self._attached = True
         self._spent = Clock()  # by the methods before the last switch
         self._pending: dict[str, Tensor] = {}
@@ -165,8 +165,8 @@ class Wire(Stepper):
             if self.method.replicas_drift:
                 with aside(self._net):
                     stack.enter_context(averaged(list(self._parameters.values()), self._net))
-            self._averaging = True
-            stack.callback(setattr, self, "_averaging", False)
+            stack.callback(setattr, self, "_drifted", self._drifted)
+            self._drifted = False
             yield
 
     def switch(self, method: Method | str) -> None:
@@ -199,6 +199,7 @@ class Wire(Stepper):
         elif takes and not took:
             velocity = self._view.give_velocity()
         self._uninstall()
+        self._drifted = False
         self._spent.compensating += old.clock.compensating
         self._spent.compressing += old.clock.compressing
         self.method, self._layouts = chosen, {}

@@ -175,8 +175,8 @@ def accuracy(rows: Sequence[Row]) -> str:
     off = {row["method"]: abs(row["predicted_ms"] / row["step_ms_p50"] - 1) for row in judged}
     worst = max(off, key=lambda method: off[method])
     best = min(judged, key=lambda row: row["step_ms_p50"])
-    gentle = {method: place for place, method in enumerate(advice.METHODS)}
-    judged.sort(key=lambda row: gentle.get(row["method"], len(gentle)))
+    order = {method: place for place, method in enumerate(advice.METHODS)}
+    judged.sort(key=lambda row: order.get(row["method"], len(order)))
     advised = judged[advice.as_fast([row["predicted_ms"] for row in judged])]
     loss = advised["step_ms_p50"] / best["step_ms_p50"] - 1
     return (

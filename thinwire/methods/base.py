@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -15,6 +15,9 @@ from thinwire.memory import LocalClipping
 from thinwire.methods.strings import no_option, read_method, spell, without_idle_masking
 from thinwire.protocols import Aggregator, Memory
 from thinwire.transport import Net
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Rows = Sequence[tuple[str, int, torch.Size]]  # parameter name, ordinal, shape
 
@@ -30,12 +33,13 @@ class Method:
     name: ClassVar[str] = ""
     came_later: ClassVar[Mapping[str, Any]] = {}  # what options mean in older states, where defaults differ
 
-    def __new__(cls, *_: Any, **options: Any) -> Method:
+    def __new__(cls, *_: Any, **options: Any) -> Self:
         """Refuse an unknown option with the sentence that a method string gets for it."""
-        known = [f.name for f in fields(cls)]
-        for option in options:
-            if option not in known:
-                raise TypeError(f"{cls.__name__} {no_option(option, known)}")
+        if "__dataclass_fields__" in cls.__dict__:  # a subclass that is no dataclass has an __init__ of its own
+            known = [f.name for f in fields(cls)]
+            for option in options:
+                if option not in known:
+                    raise TypeError(f"{cls.__name__} {no_option(option, known)}")
         return super().__new__(cls)
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:

@@ -68,10 +68,11 @@ def _check_corrected(method: DGC | GTopK) -> None:
 class DGC(Method):
     """Deep Gradient Compression: top-k of every tensor, momentum correction, factor masking, local clipping, warm-up.
 
-    The defaults are the setting that kept dense accuracy on ResNet-20, ResNet-110 and an LSTM where the paper's did
-    not, and on average on a GRU (docs/design.md, "Defaults and why"): 0.6 % of the model, divided between the tensors
-    by the square roots of their sizes, with 8-bit values and no factor masking. It was measured behind a warm-up of one
-    to four epochs, whose length in steps is yours to give. What suits a network better (docs/results.md):
+    The defaults are the setting that kept dense accuracy, on average over seeds, on ResNet-20, ResNet-110, an LSTM and
+    a GRU, where the paper's did not (docs/design.md, "Defaults and why"): 0.6 % of the model, divided between the
+    tensors by the square roots of their sizes, with 8-bit values and no factor masking. It was measured behind a
+    warm-up of one to four epochs, whose length in steps is yours to give. What suits a network better
+    (docs/results.md):
 
     - VGG-16, which lost 0.7 points in 30 epochs: a learning rate that rises as long as the warm-up takes, or an output
       layer that travels dense (``exclude``): with either, and with both, it lost 0.4 (two seeds each). With

@@ -127,5 +127,6 @@ def cropped(images: Tensor, corners: Tensor, flips: Tensor, padding: int) -> Ten
     sample = torch.arange(len(images), device=images.device)
     # Index tensors on both sides of the channels put these last: (B, H, W, C).
     picked = padded[sample[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    # The model's own layout, while these are bytes: with another one the gradients would not fit DDP's buckets.
+    # Not channels last, as the gather leaves them: where the weights are not, either, gradients would become it and not
+    # fit DDP's buckets.
     return picked.permute(0, 3, 1, 2).contiguous()

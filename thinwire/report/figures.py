@@ -47,8 +47,8 @@ def write(data: dict[str, Any], folder: Path) -> int:
         for name, draw in _charts(data):
             figure = Figure(figsize=SIZE, layout="constrained")
             draw(figure.add_subplot())
-            for kind, dated in (("svg", "Date"), ("pdf", "CreationDate"), ("png", "Creation Time")):
-                figure.savefig(folder / f"{name}.{kind}", dpi=300, metadata={dated: None})
+            for kind, undated in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", None)):
+                figure.savefig(folder / f"{name}.{kind}", dpi=300, metadata=undated)
             count += 1
     return count
 

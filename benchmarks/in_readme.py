@@ -35,6 +35,7 @@ LINES = (
     Line(R20, "the same", "r20-short-balanced-s*", "r20-short-dense-s*"),
     Line(R20, "the DGC paper's own setting (fp32 values, also in the warm-up)", "r20f-dgc-s*", "r20f-dense-s*"),
     Line(R20, "`GTopK(warmup=388)`", "r20-gtopk-0.03-corrected-s*", "r20-short-dense-s*"),
+    Line(R20, "the gTop-k paper's own setting", "r20f-gtopk-s*", "r20f-dense-s*"),
     Line(R20, "`TernGrad`", "r20-terngrad-ours-s*", "r20-dense-s*", 1.0),
     Line(R20, '`"dense:dtype=bf16"`', "r20f-bf16-s*", "r20f-dense-s*"),
     Line(R20X8, "`DGC(warmup=388)`", "r20x8-balanced-s*", "r20x8-short-dense-s*"),

@@ -17,7 +17,7 @@ from claims import method_of
 from comparing import RESULTS
 from kept_runs import write_folder
 
-R20 = ("r20f-balanced", "r20f-bf16", "r20f-dense", "r20f-dgc", "r20f-gtopk")
+R20 = ("r20f-balanced", "r20f-bf16", "r20f-dense", "r20f-dgc")
 VGG = ("vgg-dense", "vgg-balanced", "vgg-head", "vgg-0.02", "vgg-gtopk-0.03", "vgg-powersgd-4")
 
 # A picture's name, the chart of the report that it is, and the runs in it, all seeds of each.

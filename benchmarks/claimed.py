@@ -39,7 +39,7 @@ class Claim:
 
 
 LITTLE = 0.3  # points of accuracy that count as none
-BLEU_NOISE = 1.2  # what seeds of one setting differ by
+BLEU_NOISE = 1.2  # seeds of one setting differ by up to 1.12
 SHORT = "not known why; perhaps too few steps: an entry is sent a few times only"
 UNCORRECTED = "momentum behind the exchange adds up what comes late"
 STAYS = "compare 60, 100 and 140 epochs: length closes little of it"

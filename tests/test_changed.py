@@ -42,7 +42,9 @@ def trained(group: dist.ProcessGroup, method: str, clips: str, options: dict[str
                 nn.utils.clip_grad_value_(model.parameters(), 0.01)
             optimizer.step()
     wire.detach()
-    return [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
+    told = [one for one in caught if issubclass(one.category, RuntimeWarning)]
+    assert all(one.filename == __file__ for one in told), "the line of this loop, and none of torch's"
+    return [str(one.message) for one in told]
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])

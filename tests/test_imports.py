@@ -24,7 +24,7 @@ PACKAGE = Path(thinwire.__file__).parent
 
 # From the ground up: a module may import from its own line and from the lines above it.
 LAYERS = [
-    {"errors", "stats", "schedules", "timing", "starting", "changed"},
+    {"errors", "stats", "schedules", "timing", "starting", "warning", "changed"},
     {"kernels", "lookout"},
     {"layout", "transport", "scratch"},
     {"payloads", "named_state"},

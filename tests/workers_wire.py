@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,8 +218,9 @@ def averages_for_a_block(group: dist.ProcessGroup) -> None:
     dist.all_gather(everybody, own, group=group)
     assert not torch.equal(everybody[0], everybody[1]), "local gradients let ranks drift apart"
     sent = wire.stats.bytes_sent
-    with pytest.warns(RuntimeWarning, match=r"wire\.averaged\(\)"):
+    with pytest.warns(RuntimeWarning, match=r"wire\.averaged\(\)") as told:
         evaluate(training)
+    assert Path(told[0].filename).parent == Path(__file__).parent, "a line of the caller's, and none of torch's"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         evaluate(training)  # said once

@@ -6,12 +6,13 @@ there it is not kept anywhere; given to the method (``clip_norm``), the threshol
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from thinwire.warning import warn_user
 
 STEPS = 3  # optimizer steps that are looked at: a loop that clips does so at every one
 SENTENCE = (
@@ -51,4 +52,4 @@ class ChangeWatch:
         seen, self._seen = self._seen, []
         if hasattr(method, "clip_norm") and any(grad._version != version for grad, version in seen):
             self._steps = STEPS
-            warnings.warn(SENTENCE.format(method.name), RuntimeWarning, stacklevel=2)
+            warn_user(SENTENCE.format(method.name))

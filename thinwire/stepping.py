@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from thinwire.pace import SAMPLE_EVERY, Pacer
 from thinwire.regroup import Regrouper
 from thinwire.saving import Saver
 from thinwire.transport import TorchNet
+from thinwire.warning import warn_user
 
 
 class Stepper(Saver):
@@ -58,7 +58,7 @@ class Stepper(Saver):
             self._check_join()
         if self._drifted and not self._warned_of_drift and not self.model.training and not torch.is_grad_enabled():
             self._warned_of_drift = True
-            warnings.warn(DRIFTED, RuntimeWarning, stacklevel=2)
+            warn_user(DRIFTED)
 
     def _check_join(self) -> None:
         """Refuse what cannot be done once a rank runs out of inputs (torch.distributed.algorithms.Join)."""
@@ -231,5 +231,5 @@ class Stepper(Saver):
             average_parameters(self._parameters.values(), self._net)
         sentence = self._guard.take_sentence() if self._guard is not None else None
         if sentence is not None and self._net.rank == 0:
-            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+            warn_user(sentence)
         self._check_replicas(equal=interval is None or averages)

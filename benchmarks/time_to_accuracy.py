@@ -1,9 +1,10 @@
 """How long VGG-16 takes to an accuracy on thin links: curves of the claims times step times of the emulated cluster.
 
-    python benchmarks/time_to_accuracy.py [--accuracy 89] [--seed 0]
+    python benchmarks/time_to_accuracy.py [--accuracy 89] [--seed 0] [--slow-rise]
 
 The curves are those of benchmarks/results/claims (accuracy by step, 128 images a worker), the step times those of
-benchmarks/results/cluster.json (4 hosts, 16 images a host): nothing was trained on the links for this table. What a
+benchmarks/results/cluster-2-percent.json (4 hosts, 16 images a host; `--cluster` takes the older cluster.json, of a
+machine half as fast and with more methods): nothing was trained on the links for this table. What a
 warm-up sends beyond the bytes of a later step is added as time on the link. bf16 and PowerSGD are given both their own
 curves, where there are, and dense's, as if they lost nothing.
 """
@@ -28,12 +29,20 @@ METHODS = (
     ("powersgd-1", "vgg-powersgd", True),
     ("powersgd-4", "vgg-dense", False),
     ("powersgd-4", "vgg-powersgd-4", True),
-    ("dgc", "vgg-balanced", True),
-    ("dgc:exclude=45.*", "vgg-head", True),
+    ("dgc", "vgg-0.02", True),
+    ("dgc:density=0.006", "vgg-balanced", True),
+    ("dgc:density=0.006,exclude=45.*", "vgg-head", True),
     ("gtopk", "vgg-gtopk-0.03", True),
     (PAPER_DGC, "vgg-dgc", True),
     (PAPER_GTOPK, "vgg-gtopk", True),
 )
+# The same with a learning rate that rises for four epochs and not for 83 steps.
+SLOW_RISE = {
+    "vgg-dense": "vgg-warm-dense",
+    "vgg-0.02": "vgg-warm-0.02",
+    "vgg-balanced": "vgg-warm",
+    "vgg-head": "vgg-both",
+}
 
 
 def curve(name: str) -> dict[str, list[float]]:
@@ -67,21 +76,22 @@ def seconds_to(accuracy: float, name: str, row: dict[str, Any], warms_up: bool) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--accuracy", type=float, default=89.0, help="in percent")
-    parser.add_argument("--seed", type=int, default=0, help="of the curves; methods without one are left out")
-    parser.add_argument("--cluster", type=Path, default=RESULTS / "cluster.json")
+    parser.add_argument("--seed", type=int, default=0, help="of the curves; methods without a curve are left out")
+    parser.add_argument("--slow-rise", action="store_true", help="curves of a learning rate that rises for four epochs")
+    parser.add_argument("--cluster", type=Path, default=RESULTS / "cluster-2-percent.json")
     options = parser.parse_args()
     rows = [row for row in json.loads(options.cluster.read_text()) if row["hosts"] == 4]
     print(f"| to {options.accuracy:g} % | steps | {' | '.join(f'{rate}, minutes' for rate in BITS_PER_S)} |")
     print("|---|---|" + "---|" * len(BITS_PER_S))
     for method, runs, own in METHODS:
-        name = f"{runs}-s{options.seed}"
-        if not (RESULTS / "claims" / f"{name}.json").exists():
+        name = f"{SLOW_RISE.get(runs, 'none') if options.slow_rise else runs}-s{options.seed}"
+        if not (RESULTS / "claims" / f"{name}.json").exists() or method not in {row["method"] for row in rows}:
             continue
         cells, steps = [], "-"
         for rate in BITS_PER_S:
-            row = next((row for row in rows if row["method"] == method and row["rate"] == rate), None)
-            found = None if row is None else seconds_to(options.accuracy, name, row, own and method != "dense")
-            cells.append("not measured" if row is None else "not reached" if found is None else f"{found[1] / 60:.1f}")
+            row = next(row for row in rows if row["method"] == method and row["rate"] == rate)
+            found = seconds_to(options.accuracy, name, row, own and method != "dense")
+            cells.append("not reached" if found is None else f"{found[1] / 60:.1f}")
             steps = f"{found[0]:,}" if found is not None else steps
         print(f"| `{method}`{'' if own else ' (with the curve of dense)'} | {steps} | {' | '.join(cells)} |")
 

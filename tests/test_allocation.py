@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.kernels import native
 from thinwire.layout import Hyper, Layout, Turn
-from thinwire.methods import GradientDropping, GTopK, parse_method
+from thinwire.methods import DGC, GradientDropping, GTopK, parse_method
 from thinwire.transport import TorchNet
 
 NUMEL = 4_400_000  # frames long enough that they go round by round
@@ -75,8 +75,8 @@ needs_native = pytest.mark.skipif(native.library() is None, reason=f"no native l
 
 
 PAPERS = [PAPER_DGC, "dgc:density=0.001", PAPER_GTOPK]
-FRUGAL = ["dgc", "terngrad", "blocksign"]
-DEFAULTS = [*FRUGAL, "gtopk", "dropping"]
+FRUGAL = ["dgc:density=0.006", "terngrad", "blocksign"]
+DEFAULTS = ["dgc", "terngrad", "blocksign", "gtopk", "dropping"]
 
 
 LOCAL = "dropping:density=0.01,values=fp32,local=partial,sync_every=1000"  # what is averaged is no part of a step
@@ -101,10 +101,11 @@ def test_global_top_k_needs_nine_times_its_density(cluster: Any, ranks: int) -> 
 
 
 @needs_native
-def test_gradient_dropping_needs_ten_times_its_density_with_four_ranks(cluster: Any) -> None:
+@pytest.mark.parametrize("method", [DGC(), GradientDropping()])
+def test_what_is_gathered_needs_ten_times_the_density_with_four_ranks(cluster: Any, method: Any) -> None:
     """An all-gather holds every rank's frame: fewer bytes an entry than global top-k with two ranks, more with many."""
-    for peak, _largest, kept in cluster.run(step_memory, 4, "dropping"):
-        assert peak + kept < 10 * GradientDropping().density * 4 * NUMEL, (peak, kept)
+    for peak, _largest, kept in cluster.run(step_memory, 4, method.in_full):
+        assert peak + kept < 10 * method.density * 4 * NUMEL, (peak, kept)
 
 
 @needs_native
@@ -129,7 +130,9 @@ def warmed_up(group: dist.ProcessGroup, spec: str, steps: int) -> tuple[int, int
 
 
 @needs_native
-@pytest.mark.parametrize(("spec", "share"), [("dgc:warmup=16", 0.1), ("gtopk:warmup=16", 9 * GTopK().density)])
+@pytest.mark.parametrize(
+    ("spec", "share"), [("dgc:warmup=16,density=0.006", 0.1), ("gtopk:warmup=16", 9 * GTopK().density)]
+)
 def test_a_warm_up_gives_its_memory_back(cluster: Any, spec: str, share: float) -> None:
     for most, last in cluster.run(warmed_up, 2, spec, 220):
         assert last < share * 4 * 100_000 < most, (most, last)

@@ -39,7 +39,7 @@ class An4Gru(Recipe):
     clip_norm: float = 1.0
     settings = ("batch_size", "lr", "momentum", "clip_norm")
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.005}
-    default_method = "dgc:warmup=116"  # 4 epochs
+    default_method = "dgc:density=0.006,warmup=116"  # 4 epochs; on average 0.6 % was within a point of dense
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         super().__init__(data, device)

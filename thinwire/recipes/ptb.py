@@ -37,7 +37,7 @@ class PtbLstm(LanguageRecipe):
     clip_norm: float = 0.25
     settings = ("batch_size", "lr", "momentum", "clip_norm")
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.0005}
-    default_method = "dgc:warmup=265"  # an epoch, as in DGC
+    default_method = "dgc:density=0.006,warmup=265"  # an epoch, as in DGC; 0.6 % was within 1 % of dense
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         super().__init__(data, device)

@@ -130,6 +130,25 @@ def test_short_messages_take_their_time() -> None:
     assert float(result.hosts[0].output) > 0.8 * 100_000 * 8 / 100e6
 
 
+@pytest.mark.parametrize("name", [None, "reno"])
+def test_hosts_have_the_congestion_control_that_was_asked_for(name: str | None) -> None:
+    """Both ends of a connection, and Linux's own default if nothing was said: this machine's may be another."""
+    told = "print(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode())"
+    script = [PYTHON, "-I", "-S", "-c", f"{TRANSFER}{told}", "1000"]
+    with emulation.Cluster(2, **({"tcp": name} if name else {})) as there:
+        result = there.run(script, timeout_s=30)
+    assert [host.output.split()[-1] for host in result.hosts] == [name or "cubic"] * 2
+
+
+def test_a_congestion_control_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, sentence in (
+        ("nosuch", "this kernel has no congestion control 'nosuch', it has "),
+        ("no such", "a congestion control has a name such as cubic, reno or bbr, not 'no such'."),
+    ):
+        assert cli.run(["cluster", "--hosts", "2", "--tcp", name, "--", "true"]) == 2
+        assert sentence in " ".join(capsys.readouterr().err.split())
+
+
 def test_idle_hosts_count_nothing() -> None:
     with emulation.Cluster(2) as there:
         result = there.run(["sleep", "0.3"])

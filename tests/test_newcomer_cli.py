@@ -83,6 +83,10 @@ def test_links_are_read_back_and_say_their_command() -> None:
     )
     assert all_of_it.rates == "1gbit up, 100mbit down, 5 ms, host 0 20mbit, host 2 10mbit"
     assert shlex.join(emulation.Cluster(4, "0.1gbit").links().command) == shlex.join(THIN.command)
+    other = emulation.Cluster(4, "0.1gbit", tcp="reno").links()
+    assert shlex.join(other.command) == f"{shlex.join(THIN.command)} --tcp reno" and other.rates == "100mbit, TCP reno"
+    before = {name: value for name, value in THIN.as_dict().items() if name != "tcp"}
+    assert emulation.Links.read(before) == THIN, "described when there was no choice"
     with pytest.raises(ValueError, match="a cluster is described by"):
         emulation.Links.read({"hosts": 4})
 

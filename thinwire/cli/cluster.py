@@ -43,6 +43,9 @@ def cluster(
     latency: Annotated[
         float, typer.Option(metavar="MS", help="Milliseconds from one host to another; needs netem in the kernel.")
     ] = 0.0,
+    tcp: Annotated[
+        str, typer.Option(metavar="NAME", help="Congestion control of the hosts' TCP; cubic is Linux's own default.")
+    ] = emulation.CUBIC,
     kill: Annotated[
         list[str] | None, typer.Option(metavar="RANK@SECONDS", help="kill -9 of everything on a host.")
     ] = None,
@@ -70,7 +73,7 @@ def cluster(
         *_parsed("--slow", emulation.Slow.parse, slow),
     ]
     with _one_sentence():
-        there = emulation.Cluster(hosts, rate, uplink=uplink, downlink=downlink, latency_ms=latency)
+        there = emulation.Cluster(hosts, rate, uplink=uplink, downlink=downlink, latency_ms=latency, tcp=tcp)
         for fault in faults:
             check_rank(fault, hosts)
         check_command(command or [])
@@ -80,6 +83,7 @@ def cluster(
         "uplink": emulation.rate_text(there.uplink),
         "downlink": emulation.rate_text(there.downlink),
         "latency_ms": latency,
+        "tcp": tcp,
         "faults": [{"kind": type(fault).__name__.lower(), **dataclasses.asdict(fault)} for fault in faults],
         "command": command,
     }
@@ -158,8 +162,9 @@ def _report(
     up, down = settings["uplink"], settings["downlink"]
     rate = up if up == down else f"{up} up, {down} down"
     latency = f", {settings['latency_ms']:g} ms" if settings["latency_ms"] else ""
+    tcp = f", TCP {settings['tcp']}" if settings["tcp"] != emulation.CUBIC else ""
     count = counted(len(result.hosts), "host")
-    out.print(f"\n[bold]{count}[/bold], {rate}{latency}: bytes by the kernel's interface counters")
+    out.print(f"\n[bold]{count}[/bold], {rate}{latency}{tcp}: bytes by the kernel's interface counters")
     out.print(table)
     hosts = [{k: v for k, v in dataclasses.asdict(host).items() if k != "output"} for host in result.hosts]
     write({"settings": settings, "seconds": result.seconds, "exit_code": result.exit_code, "hosts": hosts})

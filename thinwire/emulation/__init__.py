@@ -10,9 +10,10 @@ names and end with the processes in them.
 
 from thinwire.emulation.cluster import Cluster, HostResult, Interrupted, Result
 from thinwire.emulation.network import Counters, EmulationError, why_no_latency, why_not
-from thinwire.emulation.settings import Cut, Fault, Kill, Links, Slow, parse_rate, rate_text
+from thinwire.emulation.settings import CUBIC, Cut, Fault, Kill, Links, Slow, parse_rate, rate_text
 
 __all__ = [
+    "CUBIC",
     "Cluster",
     "Counters",
     "Cut",

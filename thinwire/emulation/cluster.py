@@ -18,7 +18,18 @@ from types import TracebackType
 
 from thinwire.emulation import keeper
 from thinwire.emulation.network import INTERFACE, MAX_HOSTS, Counters, Network
-from thinwire.emulation.settings import Cut, Fault, Kill, Links, Slow, check_rank, parse_rate, rate_text
+from thinwire.emulation.settings import (
+    CUBIC,
+    Cut,
+    Fault,
+    Kill,
+    Links,
+    Slow,
+    check_rank,
+    check_tcp,
+    parse_rate,
+    rate_text,
+)
 
 MASTER_PORT = 29500  # always free: every cluster has a network of its own
 TAIL_LINES = 1000
@@ -64,7 +75,8 @@ class Interrupted(KeyboardInterrupt):
 class Cluster:
     """Emulated hosts for the time of a `with` block; `run` may be called several times.
 
-    Rates are texts such as "100mbit" or bits per second. The latency is one way, from any host to any other. When a
+    Rates are texts such as "100mbit" or bits per second. The latency is one way, from any host to any other. `tcp` is
+    the congestion control of the hosts' TCP, whatever this machine's own is: what a link carries depends on it. When a
     host fails, the others have `grace_s` seconds to end by themselves.
     """
 
@@ -76,6 +88,7 @@ class Cluster:
         uplink: str | int | None = None,
         downlink: str | int | None = None,
         latency_ms: float = 0.0,
+        tcp: str = CUBIC,
         grace_s: float = 5.0,
     ) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
@@ -87,11 +100,12 @@ class Cluster:
         self.uplink = both if uplink is None else parse_rate(uplink)
         self.downlink = both if downlink is None else parse_rate(downlink)
         self.latency_ms = latency_ms
+        self.tcp = check_tcp(tcp)
         self.grace_s = grace_s
         self._network: Network | None = None
 
     def __enter__(self) -> Cluster:
-        self._network = Network(self.num_hosts, self.latency_ms)
+        self._network = Network(self.num_hosts, self.latency_ms, self.tcp)
         try:
             self._shape(())
         except BaseException:
@@ -188,7 +202,8 @@ class Cluster:
         """The network as it is with these faults."""
         slow = {fault.rank: rate_text(fault.rate) for fault in faults if isinstance(fault, Slow)}
         others = tuple(f"{rank}:{slow[rank]}" for rank in sorted(slow))
-        return Links(self.num_hosts, rate_text(self.uplink), rate_text(self.downlink), self.latency_ms, others)
+        up, down = rate_text(self.uplink), rate_text(self.downlink)
+        return Links(self.num_hosts, up, down, self.latency_ms, others, self.tcp)
 
     def kill(self, rank: int) -> None:
         """kill -9 of everything that runs on a host."""

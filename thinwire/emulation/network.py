@@ -13,8 +13,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from thinwire.emulation import keeper
+from thinwire.emulation.settings import CUBIC
 
 INTERFACE = "eth0"
 MAX_HOSTS = 250
@@ -56,13 +58,14 @@ class Counters:
 class Network:
     """N hosts on one bridge. The bridge is in a namespace of its own; all end with `close`."""
 
-    def __init__(self, num_hosts: int, latency_ms: float = 0.0) -> None:
+    def __init__(self, num_hosts: int, latency_ms: float = 0.0, tcp: str = CUBIC) -> None:
         if (reason := why_not()) is not None:
             raise EmulationError(reason)
         if latency_ms and (reason := why_no_latency()) is not None:
             raise EmulationError(reason)
         self.name = keeper.new_id(next(_COUNT))
         self.latency_ms = latency_ms
+        self.tcp = tcp
         self.addresses = [str(SUBNET[rank + 1]) for rank in range(num_hosts)]
         self._rates: dict[tuple[int, str], int] = {}
         self._keeper: subprocess.Popen[str] | None = None
@@ -109,6 +112,21 @@ class Network:
                 f"addr add {self.addresses[rank]}/{SUBNET.prefixlen} brd + dev {INTERFACE}",
             ]
             _batch("ip", here, self.enter(rank))
+            self._choose_tcp(rank)
+
+    def _choose_tcp(self, rank: int) -> None:
+        # Through the route: a namespace's own setting takes only what the machine's administrator has allowed.
+        route = f"route replace {SUBNET} dev {INTERFACE} proto kernel scope link src {self.addresses[rank]}"
+        try:
+            _batch("ip", [f"{route} congctl {self.tcp}"], self.enter(rank))
+        except EmulationError as error:
+            known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="ascii").split()
+            if self.tcp in known:
+                raise
+            raise EmulationError(
+                f"this kernel has no congestion control '{self.tcp}', it has {', '.join(known)}; load it (modprobe "
+                f"tcp_{self.tcp}) or take another (--tcp {known[0]})."
+            ) from error
 
     def shape(self, uplink: Sequence[int], downlink: Sequence[int]) -> None:
         """Set the rates of all hosts, in bits per second: what they send (up) and what is sent to them (down)."""

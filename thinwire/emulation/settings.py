@@ -87,6 +87,15 @@ class Slow:
 
 Fault = Kill | Cut | Slow
 
+CUBIC = "cubic"  # what Linux takes if not told otherwise, and so most users' machines
+
+
+def check_tcp(name: str) -> str:
+    """The name of a congestion control, or a ValueError."""
+    if not re.fullmatch(r"[a-z0-9_-]{1,15}", name):
+        raise ValueError(f"a congestion control has a name such as cubic, reno or bbr, not '{name}'")
+    return name
+
 
 def check_rank(fault: Fault, num_hosts: int) -> None:
     """A ValueError when the fault names a host that is not there."""
@@ -107,6 +116,7 @@ class Links:
     downlink: str
     latency_ms: float = 0.0
     slow: tuple[str, ...] = ()  # "1:10mbit": hosts with another rate
+    tcp: str = CUBIC  # the congestion control of the hosts' TCP
 
     VARIABLE: ClassVar[str] = "THINWIRE_LINKS"
 
@@ -120,7 +130,9 @@ class Links:
     def read(cls, value: Any) -> Links:
         """From what `as_dict` gave, or a ValueError."""
         names = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(value, Mapping) or set(value) != names or not isinstance(value["slow"], (list, tuple)):
+        came_later = {"tcp"}  # runs from before do not name it
+        whole = isinstance(value, Mapping) and names - came_later <= set(value) <= names
+        if not whole or not isinstance(value["slow"], (list, tuple)):
             raise ValueError(f"a cluster is described by {', '.join(sorted(names))}")
         return cls(**{**value, "slow": tuple(value["slow"])})
 
@@ -133,12 +145,14 @@ class Links:
         same = self.uplink == self.downlink
         rates = ["--rate", self.uplink] if same else ["--uplink", self.uplink, "--downlink", self.downlink]
         latency = ["--latency", f"{self.latency_ms:g}"] if self.latency_ms else []
+        tcp = ["--tcp", self.tcp] if self.tcp != CUBIC else []
         slow = [word for one in self.slow for word in ("--slow", one)]
-        return ["thinwire", "cluster", "--hosts", str(self.hosts), *rates, *latency, *slow]
+        return ["thinwire", "cluster", "--hosts", str(self.hosts), *rates, *latency, *tcp, *slow]
 
     @property
     def rates(self) -> str:
         """ "100mbit", or "1gbit up, 100mbit down, 5 ms, host 1 10mbit"."""
         words = [self.uplink if self.uplink == self.downlink else f"{self.uplink} up, {self.downlink} down"]
         words += [f"{self.latency_ms:g} ms"] if self.latency_ms else []
+        words += [f"TCP {self.tcp}"] if self.tcp != CUBIC else []
         return ", ".join([*words, *("host " + one.replace(":", " ") for one in self.slow)])

@@ -142,7 +142,7 @@ def test_hosts_have_the_congestion_control_that_was_asked_for(name: str | None) 
 
 def test_a_congestion_control_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     for name, sentence in (
-        ("nosuch", "this kernel has no congestion control 'nosuch', it has "),
+        ("nosuch", "the congestion control 'nosuch' is not there, take one of "),
         ("no such", "a congestion control has a name such as cubic, reno or bbr, not 'no such'."),
     ):
         assert cli.run(["cluster", "--hosts", "2", "--tcp", name, "--", "true"]) == 2

@@ -145,6 +145,7 @@ def finished(row: Row, hosts: int, rate: str, job: Job) -> Row:
         "method": row["method"],
         "hosts": hosts,
         "rate": rate,
+        "tcp": emulation.CUBIC,
         "model": job.model,
         "steps": len(row["seconds"]),
         "rounds": job.rounds,

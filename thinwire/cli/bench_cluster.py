@@ -60,7 +60,7 @@ def cluster(
         except ValueError as error:
             raise _complaints.Complaint(f"--methods: {error}.") from error
     checked_json(json_file)
-    if (why := emulation.why_not()) is not None:
+    if (why := emulation.why_not() or emulation.why_no_tcp(emulation.CUBIC)) is not None:
         raise _complaints.Complaint(f"no emulated hosts here: {why}")
     job = Job(model, all_methods(wanted), steps, row_seconds, predict, rounds)
     rows: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ names and end with the processes in them.
 """
 
 from thinwire.emulation.cluster import Cluster, HostResult, Interrupted, Result
-from thinwire.emulation.network import Counters, EmulationError, why_no_latency, why_not
+from thinwire.emulation.network import Counters, EmulationError, why_no_latency, why_no_tcp, why_not
 from thinwire.emulation.settings import CUBIC, Cut, Fault, Kill, Links, Slow, parse_rate, rate_text
 
 __all__ = [
@@ -28,5 +28,6 @@ __all__ = [
     "parse_rate",
     "rate_text",
     "why_no_latency",
+    "why_no_tcp",
     "why_not",
 ]

@@ -63,6 +63,8 @@ class Network:
             raise EmulationError(reason)
         if latency_ms and (reason := why_no_latency()) is not None:
             raise EmulationError(reason)
+        if (reason := why_no_tcp(tcp)) is not None:
+            raise EmulationError(reason)
         self.name = keeper.new_id(next(_COUNT))
         self.latency_ms = latency_ms
         self.tcp = tcp
@@ -110,23 +112,9 @@ class Network:
                 "link set lo up",
                 f"link set {INTERFACE} addrgenmode none up",
                 f"addr add {self.addresses[rank]}/{SUBNET.prefixlen} brd + dev {INTERFACE}",
+                f"route replace {_route(INTERFACE, self.tcp)} proto kernel scope link src {self.addresses[rank]}",
             ]
             _batch("ip", here, self.enter(rank))
-            self._choose_tcp(rank)
-
-    def _choose_tcp(self, rank: int) -> None:
-        # Through the route: a namespace's own setting takes only what the machine's administrator has allowed.
-        route = f"route replace {SUBNET} dev {INTERFACE} proto kernel scope link src {self.addresses[rank]}"
-        try:
-            _batch("ip", [f"{route} congctl {self.tcp}"], self.enter(rank))
-        except EmulationError as error:
-            known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="ascii").split()
-            if self.tcp in known:
-                raise
-            raise EmulationError(
-                f"this kernel has no congestion control '{self.tcp}', it has {', '.join(known)}; load it (modprobe "
-                f"tcp_{self.tcp}) or take another (--tcp {known[0]})."
-            ) from error
 
     def shape(self, uplink: Sequence[int], downlink: Sequence[int]) -> None:
         """Set the rates of all hosts, in bits per second: what they send (up) and what is sent to them (down)."""
@@ -202,6 +190,28 @@ def why_no_latency() -> str | None:
     if (error := _try_qdisc("netem delay 1ms")) is None:
         return None
     return f"this kernel cannot add latency: it has no netem ({error}); load sch_netem or leave out the latency."
+
+
+@functools.cache
+def why_no_tcp(name: str) -> str | None:
+    """One sentence that says why hosts cannot have this congestion control; None if they can."""
+    lines = f"link set lo up\nroute add {_route('lo', name)}\n"
+    answer = subprocess.run([*_unshare(), _tool("ip"), "-batch", "-"], input=lines, capture_output=True, text=True)
+    if answer.returncode == 0:
+        return None
+    known: list[str] = []
+    with contextlib.suppress(OSError):
+        known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="ascii").split()
+    if known and name not in known:
+        there = ", ".join(known)
+        return f"the congestion control '{name}' is not there, take one of {there}, or load it (modprobe tcp_{name})."
+    error = _one_line(answer.stderr.partition("\n")[0])
+    return f"the congestion control '{name}' cannot be chosen ({error}); that takes Linux and iproute2 4.0 or newer."
+
+
+def _route(interface: str, tcp: str) -> str:
+    """To all hosts. A route may name any congestion control, a namespace only what the machine's owner has allowed."""
+    return f"{SUBNET} dev {interface} congctl {tcp}"
 
 
 def _shaping(verb: str, interface: str, rate: int, latency_ms: float) -> list[str]:

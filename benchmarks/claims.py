@@ -39,7 +39,7 @@ MNIST_TERN = f"{PAPER_TERNGRAD},topology=server"
 # One-dimensional tensors and the output layer stay dense; by default now the first convolution (432 elements) as well.
 OUR_SIGNS = "blocksign:dense_below=1,exclude=14.*,topology=server"
 OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"
-OUR_SETTING = "density=0.006,factor_masking=false"  # DGC as it is by default, beside the values
+OUR_SETTING = "density=0.006,factor_masking=false"  # DGC as it was by default then, beside the values
 RESCALED = "density=0.006,values=int8,factor_masking=false,lr_rescaling=true"
 MASKED = "density=0.006,values=int8,factor_masking=true"
 UNMASKED = MASKED.replace("true", "false")
@@ -204,7 +204,7 @@ EARLIER: dict[str, str] = {
 
 # With weight decay applied directly, and every tensor sending the same share where nothing else is said.
 LATER: dict[str, str] = {
-    # DGC as its authors run it and with our defaults.
+    # DGC as its authors run it and with what were our defaults then.
     **seeds("r20-direct-dgc", f"{R20} --epochs 60 --method {DGC}"),
     **seeds("r20-direct", f"{R20} --epochs 60 --method {OURS}"),
     **seeds("r20-short-direct", f"{R20} --epochs 30 --method {OURS}"),
@@ -231,7 +231,7 @@ LATER: dict[str, str] = {
 }
 
 
-# With today's defaults.
+# Other options than those named are today's defaults.
 NOW: dict[str, str] = {
     # As many entries as the square roots of the tensors' sizes say.
     **seeds("vgg-balanced", f"{VGG} --epochs 30 --method dgc:{BALANCED},{WARM}", 2),

@@ -15,7 +15,8 @@ _NOT_THE_USERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file_
 def warn_user(sentence: str) -> None:
     """A RuntimeWarning at the nearest caller outside of torch and thinwire; at the nearest at all where there is none.
 
-    (In the backward pass, which torch runs in a thread of its own on a GPU, there is none.)
+    (In the backward pass, which torch runs in a thread of its own on a GPU, there is none. Under `thinwire train` the
+    loop is thinwire's own, and what has called that is named.)
     """
     level, frame = 2, sys._getframe(1).f_back  # what a hook's own function was called by
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):

@@ -35,7 +35,7 @@ class Cifar10(ImageRecipe):
     flips = True
     # A majority vote moves every weight by the learning rate itself.
     lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.002}
-    default_method = "dgc:density=0.006,warmup=388"  # 4 epochs; on these residual networks 0.6 % was as good as dense
+    default_method = "dgc:density=0.006,warmup=388"  # 4 epochs; 0.6 % was within 0.3 points of dense, on average
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:
         super().__init__(data, device)

@@ -29,6 +29,8 @@ TRANSFORMER = "Multi30k, Transformer, Adam, BLEU"
 PARTIAL = '`GradientDropping(local="partial", warmup=339)`'
 POWERSGD = "PyTorch's PowerSGD hook, rank 4 (with error feedback and warm start; rank 1: 75.5 %)"
 
+SLOWLY = "a learning rate that rises for four epochs"
+
 LINES = (
     Line(R20, "`DGC(density=0.006, warmup=388)`", "r20f-balanced-s*", "r20f-dense-s*"),
     Line(R20, "the same", "r20l-balanced-s*", "r20l-dense-s*"),
@@ -42,15 +44,15 @@ LINES = (
     Line(R20X8, "`GTopK(warmup=388)`", "r20x8-gtopk-0.03-s*", "r20x8-short-dense-s*"),
     Line(R20X8, "`BlockSign`", "r20x8l-ours-s*", "r20x8l-dense-s*"),
     Line(
-        "ResNet-110, a learning rate that rises for four epochs",
-        "`DGC(density=0.006, warmup=388)`",
+        "ResNet-110",
+        f"`DGC(density=0.006, warmup=388)`, {SLOWLY}",
         "r110-balanced-s*",
         "r110-warm-dense-s*",
     ),
-    Line(VGG, "`DGC(warmup=388)`", "vgg-0.02-s*", "vgg-dense-s*"),
-    Line(VGG, "the same, and a learning rate that rises for four epochs", "vgg-warm-0.02-s*", "vgg-warm-dense-s*"),
-    Line(VGG, "`DGC(density=0.006, warmup=388)`", "vgg-balanced-s*", "vgg-dense-s*"),
-    Line(VGG, "the same, and a learning rate that rises for four epochs", "vgg-warm-s*", "vgg-warm-dense-s*"),
+    Line(VGG, f"`DGC(warmup=388)`, {SLOWLY}", "vgg-warm-0.02-s*", "vgg-warm-dense-s*"),
+    Line(VGG, "the same, a rate that rises for 83 steps", "vgg-0.02-s*", "vgg-dense-s*"),
+    Line(VGG, f"`DGC(density=0.006, warmup=388)`, {SLOWLY}", "vgg-warm-s*", "vgg-warm-dense-s*"),
+    Line(VGG, "the same, a rate that rises for 83 steps", "vgg-balanced-s*", "vgg-dense-s*"),
     Line(VGG, "`GTopK(warmup=388)`", "vgg-gtopk-0.03-s*", "vgg-dense-s*"),
     Line(VGG, POWERSGD, "vgg-powersgd-4-s*", "vgg-dense-s*"),
     Line("a CifarNet, Adam", "`TernGrad`", "cnn-terngrad-s*", "cnn-dense-s*", 1.0),

@@ -3,8 +3,7 @@
     python benchmarks/time_to_accuracy.py [--accuracy 89] [--seed 0] [--slow-rise]
 
 The curves are those of benchmarks/results/claims (accuracy by step, 128 images a worker), the step times those of
-benchmarks/results/cluster-2-percent.json (4 hosts, 16 images a host; `--cluster` takes the older cluster.json, of a
-machine half as fast and with more methods): nothing was trained on the links for this table. What a
+benchmarks/results/cluster.json (4 hosts, 16 images a host): nothing was trained on the links for this table. What a
 warm-up sends beyond the bytes of a later step is added as time on the link. bf16 and PowerSGD are given both their own
 curves, where there are, and dense's, as if they lost nothing.
 """
@@ -31,7 +30,6 @@ METHODS = (
     ("powersgd-4", "vgg-powersgd-4", True),
     ("dgc", "vgg-0.02", True),
     ("dgc:density=0.006", "vgg-balanced", True),
-    ("dgc:density=0.006,exclude=45.*", "vgg-head", True),
     ("gtopk", "vgg-gtopk-0.03", True),
     (PAPER_DGC, "vgg-dgc", True),
     (PAPER_GTOPK, "vgg-gtopk", True),
@@ -41,7 +39,6 @@ SLOW_RISE = {
     "vgg-dense": "vgg-warm-dense",
     "vgg-0.02": "vgg-warm-0.02",
     "vgg-balanced": "vgg-warm",
-    "vgg-head": "vgg-both",
 }
 
 
@@ -78,7 +75,7 @@ def main() -> None:
     parser.add_argument("--accuracy", type=float, default=89.0, help="in percent")
     parser.add_argument("--seed", type=int, default=0, help="of the curves; methods without a curve are left out")
     parser.add_argument("--slow-rise", action="store_true", help="curves of a learning rate that rises for four epochs")
-    parser.add_argument("--cluster", type=Path, default=RESULTS / "cluster-2-percent.json")
+    parser.add_argument("--cluster", type=Path, default=RESULTS / "cluster.json")
     options = parser.parse_args()
     rows = [row for row in json.loads(options.cluster.read_text()) if row["hosts"] == 4]
     print(f"| to {options.accuracy:g} % | steps | {' | '.join(f'{rate}, minutes' for rate in BITS_PER_S)} |")

@@ -125,8 +125,8 @@ CLAIMS = (
             ),
             Row("60 epochs: 0.6 % of the model", "-", "r20-balanced-s*", within=LITTLE),
             Row("0.6 % of each tensor, weight decay applied directly", "-", "r20-direct-s*", within=LITTLE),
-            Row("30 epochs: the default, 2 % of the model", "-", "r20-short-0.02-s*", "r20-short-dense-s*", LITTLE),
-            Row("0.6 % of the model", "-", "r20-short-balanced-s*", "r20-short-dense-s*", LITTLE),
+            Row("30 epochs: 0.6 % of the model", "-", "r20-short-balanced-s*", "r20-short-dense-s*", LITTLE),
+            Row("the default, 2 % of the model", "-", "r20-short-0.02-s*", "r20-short-dense-s*", LITTLE),
             Row("0.6 % of each tensor", "-", "r20-short-direct-s*", "r20-short-dense-s*", LITTLE),
             Row("8 workers, 30 epochs: 0.6 % of the model", "-", "r20x8-balanced-s*", "r20x8-short-dense-s*", LITTLE),
             Row(

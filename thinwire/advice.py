@@ -39,7 +39,7 @@ NOT_COMPARED = {
     "with other optimizers was not measured), dropping without local gradients.",
 }
 _WARMUP = "give it a warm-up of a few epochs' steps ({0}:warmup=STEPS)"
-_FEWER = f"{_WARMUP}; residual networks and an LSTM were content with fewer bytes ({{0}}:density=0.006)"
+_FEWER = f"{_WARMUP}; residual networks and an LSTM were content with fewer bytes ({{0}}:density=0.006,warmup=STEPS)"
 _EXCLUDE = "leave the output layer out ({}:exclude=PATTERN)"
 _AVERAGED = (
     "it was trained on Transformers and GRUs, for images take terngrad or dense:dtype=bf16; give it a warm-up of a few "

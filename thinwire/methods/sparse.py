@@ -68,16 +68,16 @@ def _check_corrected(method: DGC | GTopK) -> None:
 class DGC(Method):
     """Deep Gradient Compression: top-k of every tensor, momentum correction, factor masking, local clipping, warm-up.
 
-    The defaults are the setting with which VGG-16 kept dense accuracy, as it did not with the paper's (docs/design.md,
-    "Defaults and why"): 2 % of the model, divided between the tensors by the square roots of their sizes, with 8-bit
-    values and no factor masking. Give it a warm-up of a few epochs' steps, and a learning rate that rises meanwhile.
-    What suits a network better (docs/results.md):
+    The defaults are the setting with which VGG-16 kept dense accuracy (two seeds, with a learning rate that rose for
+    four epochs), as it did not with the paper's (docs/design.md, "Defaults and why"): 2 % of the model, divided between
+    the tensors by the square roots of their sizes, with 8-bit values and no factor masking. Give it a warm-up of a few
+    epochs' steps, and a learning rate that rises meanwhile. What suits a network better (docs/results.md):
 
     - residual networks and an LSTM: ``density=0.006`` kept dense accuracy on average over seeds, at a third to two
       thirds of the bytes. VGG-16 lost 0.4 points with it (two seeds; 0.7 with a learning rate that rose within an
       epoch)
     - an LSTM, short schedules: ``lr_rescaling=True`` with equal shares ended 1 % in perplexity better than without it
-      (one seed)
+      (one seed, 0.6 %)
     - very deep networks: a learning rate that rises as long as the warm-up takes. ResNet-110 lost 2.9 points when it
       rose within an epoch, and nothing with four (one seed, 0.6 % of every tensor)
 
@@ -86,8 +86,8 @@ class DGC(Method):
     ``scope``: with "tensor" every tensor sends the same share of its elements, as in the paper. With "balanced" a small
     one sends a larger share than a large one, the sum is the same (thinwire/compressors/quotas.py). "model" takes the
     largest elements of the whole model, where a tensor with small gradients waits for the others.
-    With "model" AN4's error rate rose from 29 to 35 % (one seed); it also waits for the end of backward, so nothing
-    overlaps.
+    With "model" AN4's error rate rose from 29 to 35 % (one seed, 0.6 %); it also waits for the end of backward, so
+    nothing overlaps.
 
     ``lr_rescaling``: while a schedule lowers the learning rate, what waits would be applied with a smaller one than its
     gradients had. With it v = (eta_{t-1} / eta_t) v + u, as in dist-EF-blockSGDM (Algorithm 4), and every gradient

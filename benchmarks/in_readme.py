@@ -35,6 +35,7 @@ LINES = (
     Line(R20, "`DGC(density=0.006, warmup=388)`", "r20f-balanced-s*", "r20f-dense-s*"),
     Line(R20, "the same", "r20l-balanced-s*", "r20l-dense-s*"),
     Line(R20, "the same", "r20-short-balanced-s*", "r20-short-dense-s*"),
+    Line(R20, "`DGC(warmup=388)`", "r20-short-0.02-s*", "r20-short-dense-s*"),
     Line(R20, "the DGC paper's own setting (fp32 values, also in the warm-up)", "r20f-dgc-s*", "r20f-dense-s*"),
     Line(R20, "`GTopK(warmup=388)`", "r20-gtopk-0.03-corrected-s*", "r20-short-dense-s*"),
     Line(R20, "the gTop-k paper's own setting", "r20f-gtopk-s*", "r20f-dense-s*"),

@@ -69,10 +69,10 @@ class DGC(Method):
     """Deep Gradient Compression: top-k of every tensor, momentum correction, factor masking, local clipping, warm-up.
 
     The defaults are the setting with which VGG-16 (two seeds, with a learning rate that rose for four epochs) and
-    ResNet-20 (one) kept dense accuracy, as they did not with the paper's (docs/design.md, "Defaults and why"): 2 % of
-    the model, divided between the tensors by the square roots of their sizes, with 8-bit values and no factor masking.
-    Give it a warm-up of a few epochs' steps, and a learning rate that rises meanwhile. What suits a network better
-    (docs/results.md):
+    ResNet-20 (two, on average) kept dense accuracy, as they did not with the paper's (docs/design.md, "Defaults and
+    why"): 2 % of the model, divided between the tensors by the square roots of their sizes, with 8-bit values and no
+    factor masking. Give it a warm-up of a few epochs' steps, and a learning rate that rises meanwhile. What suits a
+    network better (docs/results.md):
 
     - residual networks and an LSTM: ``density=0.006`` kept dense accuracy on average over seeds, at a third to two
       thirds of the bytes. VGG-16 lost 0.4 points with it (two seeds; 0.7 with a learning rate that rose within an

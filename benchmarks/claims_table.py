@@ -24,6 +24,7 @@ from comparing import (
     Result,
     difference,
     find,
+    markdown,
     mean,
     number,
     of_the_same_seeds,
@@ -110,8 +111,8 @@ def cells(claim: Claim, row: Row, results: Path) -> list[str]:
 def table(claim: Claim, results: Path) -> str:
     """A claim's title and rows; below them the names of those that were not run."""
     there = [row for row in claim.rows if find(row.runs, results)]
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *(cells(claim, row, results) for row in there)]
-    rows = f"### {claim.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    lines = markdown([HEADINGS, *(cells(claim, row, results) for row in there)])
+    rows = f"### {claim.title}\n\n{lines}"
     absent = "; ".join(f"`{row.runs}`" for row in claim.rows if row not in there)
     return f"{rows}\nNot run to the end yet: {absent}.\n" if absent else rows
 

@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
 
-from comparing import RESULTS, difference, find, of_the_same_seeds
+from comparing import RESULTS, difference, find, markdown, of_the_same_seeds
 
 from thinwire import DGC, GradientDropping, GTopK
 from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
@@ -24,6 +24,7 @@ from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 CLUSTER = RESULTS.parent / "cluster.json"
 RATES = {"1gbit": "1 Gb/s", "100mbit": "100 Mb/s"}
 DGC_SHARE, GTOPK_SHARE, DROPPING_SHARE = (f"{100 * kind().density:g} %" for kind in (DGC, GTopK, GradientDropping))
+OLD_PAPER_DGC = PAPER_DGC.replace("scope=tensor,", "")  # as it was typed when scope was no option
 LABELS = {
     "dense:dtype=bf16": "bf16 (ours)",
     "powersgd-1": "PowerSGD hook, rank 1",
@@ -33,9 +34,7 @@ LABELS = {
     "dgc": f"dgc (default: {DGC_SHARE}, int8)",
     "dgc:density=0.006": "dgc, 0.6 %, int8",
     PAPER_DGC: "dgc, the paper's 0.1 % and fp32",
-    PAPER_DGC.replace(
-        "scope=tensor,", ""
-    ): "dgc, the paper's 0.1 % and fp32",  # as it was typed when scope was no option
+    OLD_PAPER_DGC: "dgc, the paper's 0.1 % and fp32",
     PAPER_GTOPK: "gtopk, the paper's 0.1 %",
     "gtopk": f"gtopk (default: {GTOPK_SHARE})",
     "terngrad:dense_below=0": "terngrad, small tensors as well",
@@ -87,10 +86,6 @@ README_ROWS = (
 )
 
 
-def _lines(rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
 def _cells(row: Mapping[str, Any]) -> list[str]:
     steps = [f"{row[f'step_ms_{part}']:,.0f}" for part in ("p20", "p50", "p80")]
     pairs = [row.get(f"share_of_noop_{part}") for part in ("p20", "p80")]
@@ -116,7 +111,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         tcp = ", ".join(dict.fromkeys(f"TCP {row.get('tcp', 'not recorded')}" for row in measured))
         commits = ", ".join(dict.fromkeys(f"commit {row['commit']}, {row['date']}" for row in measured))
         head = f"{hosts} hosts, {RATES.get(rate, rate)}, {tcp} ({commits}):\n\n"
-        found.append(head + _lines([HEADINGS, ["---"] * len(HEADINGS), *map(_cells, measured)]))
+        found.append(head + markdown([HEADINGS, *map(_cells, measured)]))
     return found
 
 
@@ -146,7 +141,7 @@ def _only(rows: Sequence[Mapping[str, Any]], method: str, rate: str) -> Mapping[
 
 def readme_table(rows: Sequence[Mapping[str, Any]], results: Path = RESULTS) -> str:
     """Four hosts on both links, one line a method."""
-    lines: list[Sequence[str]] = [README_HEADINGS, ["---"] * len(README_HEADINGS)]
+    lines: list[Sequence[str]] = [README_HEADINGS]
     for shown in README_ROWS:
         fast, slow = (_only(rows, shown.method, rate) for rate in RATES)
         alone = shown.method == "noop"
@@ -154,7 +149,7 @@ def readme_table(rows: Sequence[Mapping[str, Any]], results: Path = RESULTS) -> 
         sent = "" if alone else f"{slow['bytes_per_step'] / 1e6:.3g} MB"
         step = f"{slow['step_ms_p50'] / 1e3:.2f} s"
         lines.append([shown.label, *shares, step, sent, _all_lost(shown, results)])
-    return _lines(lines)
+    return markdown(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

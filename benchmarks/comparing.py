@@ -60,6 +60,12 @@ def find(pattern: str, results: Path) -> list[Result]:
     return found
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """The lines of a table; the first row is its heading."""
+    heading, *others = rows
+    return "".join(f"| {' | '.join(row)} |\n" for row in (heading, ["---"] * len(heading), *others))
+
+
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from claimed import LITTLE
-from comparing import ROUNDING, difference, find, mean, number, of_the_same_seeds, times_fewer
+from comparing import ROUNDING, difference, find, markdown, mean, number, of_the_same_seeds, times_fewer
 
 HEADINGS = ("", "method", "epochs, seeds", "result", "dense", "difference (of each seed)", "bytes of a worker")
 
@@ -95,8 +95,8 @@ def _cells(line: Line, results: Path) -> list[str]:
 
 def readme_table(results: Path) -> str:
     """A task is named in the first of its lines."""
-    lines = [list(HEADINGS), ["---"] * len(HEADINGS)]
+    lines = [list(HEADINGS)]
     for task, group in groupby(LINES, lambda line: line.task):
         lines += [[task if place == 0 else "", *_cells(line, results)] for place, line in enumerate(group)]
-    lines[2][-1] += " times fewer"
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    lines[1][-1] += " times fewer"
+    return markdown(lines)

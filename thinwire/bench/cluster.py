@@ -34,6 +34,7 @@ METHODS = ("dgc", PAPER_DGC, "gtopk", PAPER_GTOPK, "terngrad", "blocksign")
 
 VECTORS = 6  # of the model's size that a method holds: parameters, gradients, DDP's buckets, momentum and its own state
 MEMORY_SHARE = 0.7  # of what is free: the rest is for activations, and for the processes themselves
+TCP = emulation.CUBIC  # of all hosts, and so said in every row
 
 Row = dict[str, Any]
 
@@ -101,7 +102,7 @@ def measure_cluster(
 
     package = str(Path(thinwire.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    with emulation.Cluster(hosts, rate) as cluster:
+    with emulation.Cluster(hosts, rate, tcp=TCP) as cluster:
         result = cluster.run(command, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": path}, on_line=keep)
     if result.exit_code or len(parts) != job.rounds * sum(len(batch) for batch in job.batches()):
         said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "nothing")
@@ -145,7 +146,7 @@ def finished(row: Row, hosts: int, rate: str, job: Job) -> Row:
         "method": row["method"],
         "hosts": hosts,
         "rate": rate,
-        "tcp": emulation.CUBIC,
+        "tcp": TCP,
         "model": job.model,
         "steps": len(row["seconds"]),
         "rounds": job.rounds,

@@ -13,9 +13,9 @@ from fuzz_targets import CPU, ORIGIN, STEP
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bench.rows import percentiles
 from thinwire.codecs import SignsCodec, SparseCodec
 from thinwire.codecs import frame as frame_module
+from thinwire.lab.bench.rows import percentiles
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.payloads import Signs, Sparse
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from thinwire.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD
+from thinwire.lab.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD
 
 R20 = "--recipe cifar10-resnet20 --set precision=bf16"
 R20X8 = "--recipe cifar10-resnet20 --workers 8 --set precision=bf16"

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parent))
 from comparing import RESULTS, difference, find, markdown, of_the_same_seeds
 
 from thinwire import DGC, GradientDropping, GTopK
-from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
+from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 
 CLUSTER = RESULTS.parent / "cluster.json"
 RATES = {"1gbit": "1 Gb/s", "100mbit": "100 Mb/s"}

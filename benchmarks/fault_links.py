@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import emulation
+from thinwire.lab import emulation
 
 HOSTS, STEPS, PAUSE_S = 3, 200, 0.05
 SHORT_TIMEOUT_S, LONGEST_CUT_S = 20.0, 3.0  # TCP sends again after pauses that double: twice the cut may pass

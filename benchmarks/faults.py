@@ -31,7 +31,7 @@ from typing import Any
 import fault_links
 import torch
 
-from thinwire.bench.rows import commit, hardware, today
+from thinwire.lab.bench.rows import commit, hardware, today
 
 ROOT = Path(__file__).resolve().parents[1]
 ELASTIC = ROOT / "examples" / "elastic.py"

@@ -35,8 +35,8 @@ from fuzz_judging import Fuzzer, Report, Tally, homes
 from fuzz_native import build_native, build_sanitized_library, run_native, why_no_sanitizers
 from fuzz_targets import CPU
 
-from thinwire.bench.rows import commit, hardware, today
 from thinwire.kernels import native
+from thinwire.lab.bench.rows import commit, hardware, today
 
 ADDRESS_SPACE_SLACK = 256 << 20
 HANG_SECONDS = 120

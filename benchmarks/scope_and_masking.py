@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from which_stay_dense import SmallCifar10, compare
 
-from thinwire.recipes.models.resnet_cifar import resnet
+from thinwire.lab.recipes.models.resnet_cifar import resnet
 
 WORKERS, EPOCHS = 4, 6
 WARM = "warmup=200"

@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire.bench.rows import commit, hardware, today
+from thinwire.lab.bench.rows import commit, hardware, today
 
 METHODS = (
     "dgc:density=0.02,dense_below=8,values=fp32,factor_masking=true",

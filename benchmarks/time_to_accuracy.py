@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
+from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 
 RESULTS = Path(__file__).parent / "results"
 BITS_PER_S = {"1gbit": 1e9, "100mbit": 1e8}

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from thinwire.recipes.cifar10 import Cifar10
-from thinwire.recipes.events import Epoch, Outcome
-from thinwire.recipes.loop import Plan
-from thinwire.recipes.models.resnet_cifar import resnet
-from thinwire.recipes.threads import ThreadTraining
+from thinwire.lab.recipes.cifar10 import Cifar10
+from thinwire.lab.recipes.events import Epoch, Outcome
+from thinwire.lab.recipes.loop import Plan
+from thinwire.lab.recipes.models.resnet_cifar import resnet
+from thinwire.lab.recipes.threads import ThreadTraining
 from thinwire.transport import ThreadNet, ThreadWorld
 
 WORKERS, EPOCHS = 8, 12

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 
 from thinwire import DGC
 from thinwire.compressors.quotas import quotas
-from thinwire.recipes.data.cifar10 import TRAIN_FILES, read
-from thinwire.recipes.models.resnet_cifar import resnet
-from thinwire.recipes.models.vgg_cifar import vgg16
+from thinwire.lab.recipes.data.cifar10 import TRAIN_FILES, read
+from thinwire.lab.recipes.models.resnet_cifar import resnet
+from thinwire.lab.recipes.models.vgg_cifar import vgg16
 
 NETWORKS = {"vgg16": vgg16, "resnet20": lambda: resnet(20)}
 BATCH, LR, MOMENTUM, DENSITY = 64, 0.05, 0.9, 0.006

@@ -19,8 +19,8 @@ import matplotlib.pyplot as plt
 
 import thinwire
 from thinwire import cost
-from thinwire.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
+from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.probe import Link
 
 MB = 1e6

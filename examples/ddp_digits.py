@@ -22,7 +22,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
 
-    with resources.files("thinwire").joinpath("data/digits.npz").open("rb") as file, np.load(file) as arrays:
+    with resources.files("thinwire").joinpath("lab/data/digits.npz").open("rb") as file, np.load(file) as arrays:
         images = torch.from_numpy(arrays["images"]).unsqueeze(1).float() / 16  # (1797, 1, 8, 8)
         labels = torch.from_numpy(arrays["labels"]).long()  # (1797,)
     order = torch.randperm(len(labels))

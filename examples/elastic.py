@@ -91,7 +91,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
 
-    with resources.files("thinwire").joinpath("data/digits.npz").open("rb") as file, np.load(file) as arrays:
+    with resources.files("thinwire").joinpath("lab/data/digits.npz").open("rb") as file, np.load(file) as arrays:
         images = torch.from_numpy(arrays["images"]).flatten(1).float() / 16  # (1797, 64)
         labels = torch.from_numpy(arrays["labels"]).long()  # (1797,)
     model = DDP(nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 10)))

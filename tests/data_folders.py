@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from thinwire.recipes import RECIPES, Recipe
+from thinwire.lab.recipes import RECIPES, Recipe
 
 WORDS = ("the", "a", "dog", "man", "woman", "runs", "sits", "on", "in", "grass", "house", "red", "blue", "two", "big")
 GERMAN = ("der", "ein", "Hund", "Mann", "Frau", "läuft", "sitzt", "auf", "im", "Gras", "Haus", "rot", "blau", "zwei")

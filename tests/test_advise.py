@@ -16,12 +16,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import auto, emulation
+from thinwire import auto
 from thinwire.advice import LOCAL, WITHOUT_SGD, advise_from, advise_offline, as_fast
-from thinwire.bench.cluster import ALWAYS, accuracy, merged
-from thinwire.bench.peers import PEERS
 from thinwire.cli import run
 from thinwire.cost import ExchangeCost, Prediction, Workload, predict
+from thinwire.lab import emulation
+from thinwire.lab.bench.cluster import ALWAYS, accuracy, merged
+from thinwire.lab.bench.peers import PEERS
 from thinwire.probe import Link
 from thinwire.profile import Profile
 

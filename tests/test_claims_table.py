@@ -22,8 +22,8 @@ from claims import EARLIER, LATER, NOW, RUNS, STEEPLY, arguments_of, method_of
 from comparing import find
 from kept_runs import keep, write_folder
 
-from thinwire.peers import parse as parse_peer
-from thinwire.report import inputs
+from thinwire.lab.peers import parse as parse_peer
+from thinwire.lab.report import inputs
 
 REPOSITORY = Path(__file__).parents[1]
 DGC = "dgc:density=0.001,warmup=80"

@@ -1,4 +1,4 @@
-"""`thinwire cluster` and `thinwire.emulation`, on real network namespaces.
+"""`thinwire cluster` and `thinwire.lab.emulation`, on real network namespaces.
 
 All traffic stays inside namespaces made here and is bounded in bytes and time.
 """
@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from thinwire import cli, emulation
-from thinwire.emulation import keeper, network
+from thinwire import cli
+from thinwire.lab import emulation
+from thinwire.lab.emulation import keeper, network
 
 REASON = emulation.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no clusters here: {REASON}")

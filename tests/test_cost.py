@@ -11,10 +11,10 @@ from workers import noise
 
 import thinwire
 from thinwire import cost
-from thinwire.bench.models import MODELS
 from thinwire.cost import Bucket, ExchangeCost, Workload, bucket_layouts, plan_exchange, predict, schedule
 from thinwire.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
 from thinwire.dry import DryNet, DryRun
+from thinwire.lab.bench.models import MODELS
 from thinwire.layout import Hyper, Turn
 from thinwire.probe import Link
 from thinwire.transport import ThreadNet, ThreadWorld

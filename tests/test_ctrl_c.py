@@ -88,7 +88,7 @@ def test_only_a_rank_that_a_launcher_started_leaves_it_to_rank_0(
 @pytest.mark.parametrize(("line", "is_it"), [
     ("python -m thinwire train", True), ("python -u -X dev -m thinwire", True), ("python /a/bin/thinwire info", True),
     ("python -W error /a/bin/thinwire", True), ("python train.py -m thinwire", False), ("python -m pytest", False),
-    ("python -m thinwire.bench.cluster_worker", False), ("python", False), ("python -c thinwire", False),
+    ("python -m thinwire.lab.bench.cluster_worker", False), ("python", False), ("python -c thinwire", False),
     ("python -m torch.distributed.run -m thinwire", False), ("python /thinwire/train.py", False),
 ])  # fmt: skip
 def test_what_is_the_command(line: str, is_it: bool) -> None:

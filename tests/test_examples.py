@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire import emulation
+from thinwire.lab import emulation
 
 ROOT = Path(__file__).resolve().parent.parent
 REASON = emulation.why_not()

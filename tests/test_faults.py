@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from thinwire import emulation
+from thinwire.lab import emulation
 from thinwire.lookout import _Board
 
 ROOT = Path(__file__).resolve().parents[1]

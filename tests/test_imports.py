@@ -36,7 +36,7 @@ LAYERS = [
     {"exchange"},
     {"hierarchy"},
     {"methods", "optimizers", "ddp", "gate", "merging", "replicas", "reshard", "state"},
-    {"checkpoint", "guard", "peers", "regroup"},
+    {"checkpoint", "guard", "regroup"},
     {"kept"},
     {"watching"},
     {"saving"},
@@ -110,7 +110,7 @@ print(json.dumps({
     "threads": threading.active_count() - threads,
     "cuda": torch.cuda.is_initialized(),
     "random": before != dice(),
-    "heavy": [m for m in ("typer", "rich", "thinwire.cli", "thinwire.recipes") if m in sys.modules],
+    "heavy": [m for m in ("typer", "rich", "thinwire.cli", "thinwire.lab.recipes") if m in sys.modules],
 }))
 """
     done = subprocess.run(

@@ -12,10 +12,10 @@ from cluster import Cluster
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 
-from thinwire.recipes.checkpoints import CheckpointError, Checkpoints, world_net
-from thinwire.recipes.events import Epoch, Event, Steps
-from thinwire.recipes.language import LanguageRecipe
-from thinwire.recipes.loop import Plan, Stopped, Training
+from thinwire.lab.recipes.checkpoints import CheckpointError, Checkpoints, world_net
+from thinwire.lab.recipes.events import Epoch, Event, Steps
+from thinwire.lab.recipes.language import LanguageRecipe
+from thinwire.lab.recipes.loop import Plan, Stopped, Training
 
 CPU = torch.device("cpu")
 

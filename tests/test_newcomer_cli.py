@@ -19,16 +19,17 @@ import pytest
 import report_inputs
 from rich.console import Console
 
-from thinwire import cli, emulation
-from thinwire.bench.rows import Row
+from thinwire import cli
 from thinwire.cli._display import QUIET_S, Live, Plain, show_table
 from thinwire.cli._job import Job, split_specs
 from thinwire.cli._text import in_lines, wrapped
 from thinwire.cli.cluster import _columns
-from thinwire.recipes import RECIPES
-from thinwire.recipes.events import Progress, Started
-from thinwire.report.gather import gather
-from thinwire.report.inputs import read
+from thinwire.lab import emulation
+from thinwire.lab.bench.rows import Row
+from thinwire.lab.recipes import RECIPES
+from thinwire.lab.recipes.events import Progress, Started
+from thinwire.lab.report.gather import gather
+from thinwire.lab.report.inputs import read
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = (

@@ -21,9 +21,9 @@ from cluster import Cluster
 from workers import Run, Training
 
 import thinwire
-from thinwire import peers
 from thinwire.advice import advise_offline, caution
 from thinwire.cost import Workload
+from thinwire.lab import peers
 from thinwire.pace import Pace
 
 EVERYBODY = [

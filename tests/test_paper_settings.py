@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import thinwire
-from thinwire.bench import cluster
-from thinwire.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD
+from thinwire.lab.bench import cluster
+from thinwire.lab.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -45,4 +45,5 @@ def test_nobody_writes_them_out_again(folder: str) -> None:
     assert files
     for path in files:
         for spec in (PAPER_DGC, PAPER_GTOPK + '"', PAPER_GTOPK + ","):
-            assert spec not in path.read_text(), f"{path.relative_to(ROOT)}: take it from thinwire.bench.paper_settings"
+            said = f"{path.relative_to(ROOT)}: take it from thinwire.lab.bench.paper_settings"
+            assert spec not in path.read_text(), said

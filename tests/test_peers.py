@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import noise, through_a_file
 
 import thinwire
-from thinwire import peers
+from thinwire.lab import peers
 
 
 def make(group: Any, spec: str | None, layers: int, **options: Any) -> tuple[DDP, torch.optim.Optimizer, Any]:

@@ -11,17 +11,17 @@ import torch
 from data_folders import small
 from torch import nn
 
-from thinwire.recipes import RECIPES
-from thinwire.recipes.an4 import edit_distance, greedy_text
-from thinwire.recipes.data import words
-from thinwire.recipes.data.subwords import UNKNOWN, Subwords, learn, units
-from thinwire.recipes.images import cropped
-from thinwire.recipes.models.bigru import BiGru
-from thinwire.recipes.models.lstm_lm import LstmLanguageModel
-from thinwire.recipes.models.resnet_cifar import resnet
-from thinwire.recipes.models.transformer_lm import TransformerLanguageModel
-from thinwire.recipes.models.vgg_cifar import vgg16
-from thinwire.recipes.translation import bleu, bleu_counts
+from thinwire.lab.recipes import RECIPES
+from thinwire.lab.recipes.an4 import edit_distance, greedy_text
+from thinwire.lab.recipes.data import words
+from thinwire.lab.recipes.data.subwords import UNKNOWN, Subwords, learn, units
+from thinwire.lab.recipes.images import cropped
+from thinwire.lab.recipes.models.bigru import BiGru
+from thinwire.lab.recipes.models.lstm_lm import LstmLanguageModel
+from thinwire.lab.recipes.models.resnet_cifar import resnet
+from thinwire.lab.recipes.models.transformer_lm import TransformerLanguageModel
+from thinwire.lab.recipes.models.vgg_cifar import vgg16
+from thinwire.lab.recipes.translation import bleu, bleu_counts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,4 +1,4 @@
-"""Every registered recipe keeps the contract of thinwire.recipes.base, on tiny data in the public formats."""
+"""Every registered recipe keeps the contract of thinwire.lab.recipes.base, on tiny data in the public formats."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire import peers
-from thinwire.recipes import RECIPES, MissingData
-from thinwire.recipes.base import samples_in
-from thinwire.recipes.data import an4, multi30k, words
+from thinwire.lab import peers
+from thinwire.lab.recipes import RECIPES, MissingData
+from thinwire.lab.recipes.base import samples_in
+from thinwire.lab.recipes.data import an4, multi30k, words
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -224,7 +224,7 @@ def test_importing_recipes_reads_no_data() -> None:
 import json, sys
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-import thinwire.recipes
+import thinwire.lab.recipes
 data = [path for path in opened if path.endswith((".npz", ".xz", ".bin", ".npy"))]
 print(json.dumps([data, "sacrebleu" in sys.modules]))
 """

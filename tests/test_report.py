@@ -13,10 +13,10 @@ import pytest
 from report_inputs import METHODS, write_advice, write_cluster, write_run
 
 from thinwire.cli import run
-from thinwire.report import figures
-from thinwire.report.gather import MAX_POINTS, gather
-from thinwire.report.inputs import Run, read
-from thinwire.report.page import page
+from thinwire.lab.report import figures
+from thinwire.lab.report.gather import MAX_POINTS, gather
+from thinwire.lab.report.inputs import Run, read
+from thinwire.lab.report.page import page
 
 SPECS = list(METHODS)[:3]
 

@@ -16,8 +16,9 @@ from test_train_more import done, metrics, thinwire, until
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as library
-from thinwire import cli, peers
+from thinwire import cli
 from thinwire.cli._job import Job
+from thinwire.lab import peers
 
 SPECS = ["dgc", "dgc:exclude=a.*+b.?,clip_norm=0.5,warmup=7", "terngrad:clip_sigma=none", "gtopk:values=int8", "bf16",
          "blocksign:block=64", "dropping:local=sum", "powersgd:rank=2", "signsgd", "noop"]  # fmt: skip

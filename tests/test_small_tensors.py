@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 from thinwire.cli._job import Job
 from thinwire.cost import plan_exchange
-from thinwire.recipes.histograms import GradientTap, histograms
+from thinwire.lab.recipes.histograms import GradientTap, histograms
 from thinwire.transport import ThreadNet, ThreadWorld
 
 METHODS = [thinwire.BlockSign, thinwire.TernGrad]

@@ -14,11 +14,11 @@ import torch
 from test_train import command
 
 import thinwire
-from thinwire.recipes import RECIPES
-from thinwire.recipes.digits import Digits
-from thinwire.recipes.events import Epoch, Event
-from thinwire.recipes.loop import Plan, evaluate
-from thinwire.recipes.threads import ThreadTraining
+from thinwire.lab.recipes import RECIPES
+from thinwire.lab.recipes.digits import Digits
+from thinwire.lab.recipes.events import Epoch, Event
+from thinwire.lab.recipes.loop import Plan, evaluate
+from thinwire.lab.recipes.threads import ThreadTraining
 from thinwire.transport import ThreadNet, ThreadWorld
 
 SPECS = (

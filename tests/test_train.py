@@ -19,8 +19,8 @@ import thinwire
 from thinwire import cli
 from thinwire.cli._display import megabytes, times
 from thinwire.cli._job import split_specs
-from thinwire.recipes import RECIPES, Digits
-from thinwire.recipes.digits import shifted
+from thinwire.lab.recipes import RECIPES, Digits
+from thinwire.lab.recipes.digits import shifted
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from thinwire import cli, emulation
+from thinwire import cli
 from thinwire.cli._display import short
+from thinwire.lab import emulation
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

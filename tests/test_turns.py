@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.bench.cluster import at_once, check_method
-from thinwire.bench.cluster_worker import Job, split_merging
-from thinwire.bench.turns import FREE, order_of, shares_of
+from thinwire.lab.bench.cluster import at_once, check_method
+from thinwire.lab.bench.cluster_worker import Job, split_merging
+from thinwire.lab.bench.turns import FREE, order_of, shares_of
 
 
 def test_a_free_step_stands_before_and_after_each() -> None:

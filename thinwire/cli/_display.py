@@ -15,13 +15,13 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from thinwire import peers
 from thinwire.cli._job import Job
 from thinwire.cli._text import counted, in_lines, room, wrapped
-from thinwire.recipes import RECIPES
-from thinwire.recipes.base import Metric
-from thinwire.recipes.events import Epoch, Event, Outcome, Resumed, Started
-from thinwire.recipes.events import Progress as ProgressEvent
+from thinwire.lab import peers
+from thinwire.lab.recipes import RECIPES
+from thinwire.lab.recipes.base import Metric
+from thinwire.lab.recipes.events import Epoch, Event, Outcome, Resumed, Started
+from thinwire.lab.recipes.events import Progress as ProgressEvent
 
 # Columns of a live line apart from the method: bar, time, gaps and numbers at their longest, without and with their
 # names. The metric's own name comes on top of the latter.

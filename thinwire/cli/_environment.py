@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import thinwire
-from thinwire.bench.rows import commit
+from thinwire.lab.bench.rows import commit
 
 
 def environment(hosts: list[str]) -> dict[str, Any]:

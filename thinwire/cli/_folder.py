@@ -13,8 +13,8 @@ from typing import Any
 from thinwire.cli._complaints import Complaint, Failure
 from thinwire.cli._environment import environment, versions
 from thinwire.cli._job import Job
-from thinwire.recipes import RECIPES
-from thinwire.recipes.events import Epoch, Event, Outcome, Resumed, Started, Steps
+from thinwire.lab.recipes import RECIPES
+from thinwire.lab.recipes.events import Epoch, Event, Outcome, Resumed, Started, Steps
 
 CHECKPOINTS = "checkpoint"
 KINDS = {Epoch: "epoch", Steps: "steps"}
@@ -23,7 +23,7 @@ KINDS = {Epoch: "epoch", Steps: "steps"}
 class RunFolder:
     """config.json at the start, lines of metrics.jsonl while it trains, summary.json at the end, checkpoints between.
 
-    metrics.jsonl has one JSON object a line, of kind "epoch" or "steps" (see thinwire.recipes.events).
+    metrics.jsonl has one JSON object a line, of kind "epoch" or "steps" (see thinwire.lab.recipes.events).
     """
 
     def __init__(self, job: Job, num_workers: int) -> None:

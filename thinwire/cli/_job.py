@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from thinwire import peers
 from thinwire.cli._complaints import Complaint, unknown
-from thinwire.emulation import Links
+from thinwire.lab import peers
+from thinwire.lab.emulation import Links
+from thinwire.lab.recipes import RECIPES
+from thinwire.lab.recipes.base import MissingData
+from thinwire.lab.recipes.sharing import check_share
 from thinwire.methods.strings import without_idle_masking
-from thinwire.recipes import RECIPES
-from thinwire.recipes.base import MissingData
-from thinwire.recipes.sharing import check_share
 
 DEVICES = ("auto", "cpu", "cuda")
 AUTO = "; auto is for thinwire.attach, and thinwire advise recommends one of these"

@@ -17,14 +17,14 @@ import torch.distributed as dist
 from thinwire.cli._environment import num_cores
 from thinwire.cli._folder import CHECKPOINTS, leave_config
 from thinwire.cli._job import Job
-from thinwire.emulation import keeper
 from thinwire.groups import gather_texts
-from thinwire.recipes import RECIPES, Recipe
-from thinwire.recipes.checkpoints import Checkpoints, world_net
-from thinwire.recipes.events import Breakdown, Outcome, Resumed, Started
-from thinwire.recipes.joint import JointStep
-from thinwire.recipes.loop import Plan, Report, Training
-from thinwire.recipes.threads import ThreadTraining
+from thinwire.lab.emulation import keeper
+from thinwire.lab.recipes import RECIPES, Recipe
+from thinwire.lab.recipes.checkpoints import Checkpoints, world_net
+from thinwire.lab.recipes.events import Breakdown, Outcome, Resumed, Started
+from thinwire.lab.recipes.joint import JointStep
+from thinwire.lab.recipes.loop import Plan, Report, Training
+from thinwire.lab.recipes.threads import ThreadTraining
 from thinwire.transport import ThreadNet, ThreadWorld
 
 

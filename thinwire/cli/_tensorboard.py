@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from thinwire.recipes.base import Metric
-from thinwire.recipes.events import Epoch, Event, Histograms, Resumed, Steps
+from thinwire.lab.recipes.base import Metric
+from thinwire.lab.recipes.events import Epoch, Event, Histograms, Resumed, Steps
 
 FOLDER = "tensorboard"
 

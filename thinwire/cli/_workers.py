@@ -27,8 +27,8 @@ from thinwire.cli._complaints import Complaint, Failure, Interrupted, network_se
 from thinwire.cli._job import Job
 from thinwire.cli._session import BadJob, Place, train_all, train_in_threads
 from thinwire.errors import ExchangeError
-from thinwire.recipes.events import Event, Halted
-from thinwire.recipes.loop import Stopped
+from thinwire.lab.recipes.events import Event, Halted
+from thinwire.lab.recipes.loop import Stopped
 
 GRACE_S = 1.0  # after a first failure, how long others may take to tell theirs: the first in time is the cause
 

@@ -9,12 +9,12 @@ import torch
 import typer
 from rich.table import Table
 
-from thinwire.bench.kernels import SIZES, Bench
-from thinwire.bench.wire import wire_rows
 from thinwire.cli import _complaints, bench_cluster
 from thinwire.cli._display import console
 from thinwire.cli._help import Command, Group
 from thinwire.cli._json import checked_json, write_json
+from thinwire.lab.bench.kernels import SIZES, Bench
+from thinwire.lab.bench.wire import wire_rows
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Measure kernels, codings and step times on this machine.")
 app.command("cluster", cls=Command)(bench_cluster.cluster)

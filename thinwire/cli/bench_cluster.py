@@ -10,15 +10,15 @@ import typer
 from rich import box
 from rich.table import Table
 
-from thinwire import emulation
-from thinwire.bench.cluster import METHODS, HostFailed, accuracy, all_methods, check_method, measure_cluster
-from thinwire.bench.cluster_worker import Job
-from thinwire.bench.models import MODELS
-from thinwire.bench.peers import PEERS
 from thinwire.cli import _complaints
 from thinwire.cli._display import console
 from thinwire.cli._job import split_specs
 from thinwire.cli._json import checked_json, write_json
+from thinwire.lab import emulation
+from thinwire.lab.bench.cluster import METHODS, HostFailed, accuracy, all_methods, check_method, measure_cluster
+from thinwire.lab.bench.cluster_worker import Job
+from thinwire.lab.bench.models import MODELS
+from thinwire.lab.bench.peers import PEERS
 
 SHOWN_MODELS = [name for name in MODELS if name != "tiny"]
 

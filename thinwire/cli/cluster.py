@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from thinwire import emulation
 from thinwire.cli._complaints import Complaint, Failure, Interrupted
 from thinwire.cli._display import console
 from thinwire.cli._text import LEFT, counted
-from thinwire.emulation.cluster import check_command
-from thinwire.emulation.settings import check_rank
+from thinwire.lab import emulation
+from thinwire.lab.emulation.cluster import check_command
+from thinwire.lab.emulation.settings import check_rank
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 

@@ -10,10 +10,11 @@ import torch.distributed as dist
 import typer
 
 import thinwire
-from thinwire import emulation, kernels
-from thinwire.bench.rows import commit
+from thinwire import kernels
 from thinwire.cli._environment import cpu_name, num_cores, os_name
 from thinwire.cli._text import counted, room, wrapped
+from thinwire.lab import emulation
+from thinwire.lab.bench.rows import commit
 
 EXTRAS = {  # package: the extra that brings it, and what it is for
     "matplotlib": ("figures", "thinwire report --figures"),

@@ -11,10 +11,10 @@ import typer
 
 import thinwire
 from thinwire.cli._complaints import Complaint, Failure
-from thinwire.report import figures as paper_figures
-from thinwire.report.gather import gather
-from thinwire.report.inputs import read
-from thinwire.report.page import GENERATOR, page
+from thinwire.lab.report import figures as paper_figures
+from thinwire.lab.report.gather import gather
+from thinwire.lab.report.inputs import read
+from thinwire.lab.report.page import GENERATOR, page
 
 
 def report(

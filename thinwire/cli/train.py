@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire import peers, starting
+from thinwire import starting
 from thinwire.cli import _complaints, _workers
 from thinwire.cli._display import display_for, show_table
 from thinwire.cli._environment import num_cores
@@ -17,8 +17,9 @@ from thinwire.cli._folder import RunFolder
 from thinwire.cli._job import Job, split_specs
 from thinwire.cli._tensorboard import EventFiles
 from thinwire.cli._text import counted, room, wrapped
-from thinwire.recipes import RECIPES
-from thinwire.recipes.events import Event, Outcome, Started
+from thinwire.lab import peers
+from thinwire.lab.recipes import RECIPES
+from thinwire.lab.recipes.events import Event, Outcome, Started
 
 KEPT_WITH_RESUME = ("resume", "timeout", "workers")
 

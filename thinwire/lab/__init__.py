@@ -1,0 +1,1 @@
+"""The laboratory: recipes, benchmarks, emulated links, reports. `pip install "thinwire[lab]"`."""

@@ -1,0 +1,33 @@
+"""Clusters of emulated hosts: network namespaces on one bridge, every link shaped in both directions.
+
+    with emulation.Cluster(4, "100mbit") as cluster:
+        result = cluster.run(["python", "train.py"])
+    print(result.exit_code, [host.bytes_sent for host in result.hosts])
+
+Nothing of the machine's own network is touched, and nothing has to be cleaned up by hand: the namespaces have no
+names and end with the processes in them.
+"""
+
+from thinwire.lab.emulation.cluster import Cluster, HostResult, Interrupted, Result
+from thinwire.lab.emulation.network import Counters, EmulationError, why_no_latency, why_no_tcp, why_not
+from thinwire.lab.emulation.settings import CUBIC, Cut, Fault, Kill, Links, Slow, parse_rate, rate_text
+
+__all__ = [
+    "CUBIC",
+    "Cluster",
+    "Counters",
+    "Cut",
+    "EmulationError",
+    "Fault",
+    "HostResult",
+    "Interrupted",
+    "Kill",
+    "Links",
+    "Result",
+    "Slow",
+    "parse_rate",
+    "rate_text",
+    "why_no_latency",
+    "why_no_tcp",
+    "why_not",
+]

@@ -1,0 +1,93 @@
+"""Histograms of gradients while a recipe trains; for TernGrad those of its Figure 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.lab.recipes.events import Histogram, Histograms
+from thinwire.layout import Hyper, Turn, memory_flat
+from thinwire.methods import Method, TernGrad
+from thinwire.transport import Net
+
+NUM_BINS = 64
+MOST_TENSORS = 8
+
+
+class GradientTap:
+    """Keeps this rank's own gradients of one backward pass, before they are exchanged."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.gradients: dict[str, Tensor] = {}
+        self._handles = [
+            parameter.register_hook(lambda grad, name=name: self._keep(name, grad))
+            for name, parameter in _watched(module).items()
+        ]
+
+    def _keep(self, name: str, grad: Tensor) -> None:
+        before = self.gradients.get(name)  # a parameter that is used twice gets its gradient in parts
+        self.gradients[name] = grad.detach().clone() if before is None else before + grad.detach()
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _watched(module: nn.Module) -> dict[str, nn.Parameter]:
+    """At most MOST_TENSORS weights, spread over the model from the first to the last."""
+    weights = [(name, p) for name, p in module.named_parameters() if p.requires_grad and p.dim() > 1]
+    if len(weights) > MOST_TENSORS:
+        gap = (len(weights) - 1) / (MOST_TENSORS - 1)
+        weights = [weights[round(place * gap)] for place in range(MOST_TENSORS)]
+    return dict(weights)
+
+
+def histograms(
+    spec: str, method: Method, module: nn.Module, tap: GradientTap, step: int, net: Net
+) -> Histograms | None:
+    """The tapped gradients and their means, on rank 0; every rank calls this after the step's backward pass.
+
+    ``step`` counts from 0, as the exchange does. With TernGrad also what became of them: clipped (Eq. 21) and
+    ternary, the very values that this rank sent (not with one scaler for the whole model, of which this sees a part).
+    """
+    stages: dict[str, dict[str, Tensor]] = {"original": tap.gradients}
+    if isinstance(method, TernGrad):
+        stages |= _terngrad(method, tap.gradients, step, net)
+    parameters = dict(module.named_parameters())
+    stages["averaged"] = {name: g for name in tap.gradients if (g := parameters[name].grad) is not None}
+    if net.rank != 0:
+        return None
+    found = {f"{name}/{stage}": _histogram(x) for stage, by_name in stages.items() for name, x in by_name.items()}
+    return Histograms(spec=spec, step=step + 1, by_tag=found)
+
+
+def _terngrad(method: TernGrad, gradients: dict[str, Tensor], step: int, net: Net) -> dict[str, dict[str, Tensor]]:
+    """The compressor is pure: the same gradient, step and rank give what the exchange sent."""
+    layout = method.layout([(name, place, g.shape) for place, (name, g) in enumerate(gradients.items())])
+    turn = Turn(layout, step, (Hyper(),) * len(gradients))
+    x = torch.cat(
+        [memory_flat(gradients[segment.name]).to(torch.float32) for segment in layout.coded] or [torch.zeros(0)]
+    )
+    compressor = method.compressor()
+    limits = compressor.limits(turn, x)
+    clipped: dict[str, Tensor] = {}
+    for place, segment in enumerate(layout.coded):
+        part: Any = x[segment.span]
+        clipped[segment.name] = part if limits is None else part.clamp(-limits[place], limits[place])
+    if compressor.whole_model:
+        return {"clipped": clipped}
+    agreed = compressor.measure(turn, x)
+    if agreed is not None:
+        net.all_reduce(agreed, largest=True)
+    values = compressor.compress(turn, x, agreed, net.rank).values()
+    return {"clipped": clipped, "ternary": {segment.name: values[segment.span] for segment in layout.coded}}
+
+
+def _histogram(x: Tensor) -> Histogram:
+    x = x.detach().reshape(-1).to(torch.float32)
+    largest = float(x.abs().max()) or 1.0
+    counts = torch.histc(x, NUM_BINS, -largest, largest)
+    edges = torch.linspace(-largest, largest, NUM_BINS + 1)
+    return Histogram(edges.tolist(), counts.tolist(), float(x.sum()), float(x.square().sum()))

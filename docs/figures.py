@@ -1,4 +1,4 @@
-"""Redraws gTop-k's Figure 9, TernGrad's Figure 5 and DGC's Figure 4 from thinwire.cost, beside our own methods.
+"""Redraws gTop-k's Figure 9, TernGrad's Figure 5 and DGC's Figure 4 from thinwire.advisor.cost, beside our own methods.
 
     python docs/figures.py [FOLDER [--png]]        # needs matplotlib (the dev extra); writes SVGs into docs/figures
 
@@ -18,10 +18,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import thinwire
-from thinwire import cost
-from thinwire.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
+from thinwire.advisor import cost
+from thinwire.advisor.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
+from thinwire.advisor.link import Link
 from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
-from thinwire.probe import Link
 
 MB = 1e6
 WORKERS = [2, 4, 8, 16, 32, 64, 128]

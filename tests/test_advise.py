@@ -16,15 +16,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import auto
-from thinwire.advice import LOCAL, WITHOUT_SGD, advise_from, advise_offline, as_fast
+from thinwire.advisor import auto
+from thinwire.advisor.advice import LOCAL, WITHOUT_SGD, advise_from, advise_offline, as_fast
+from thinwire.advisor.cost import ExchangeCost, Prediction, Workload, predict
+from thinwire.advisor.link import Link
+from thinwire.advisor.profile import Profile
 from thinwire.cli import run
-from thinwire.cost import ExchangeCost, Prediction, Workload, predict
 from thinwire.lab import emulation
 from thinwire.lab.bench.cluster import ALWAYS, accuracy, merged
 from thinwire.lab.bench.peers import PEERS
-from thinwire.probe import Link
-from thinwire.profile import Profile
 
 SPECS = ("dense", "dense:dtype=bf16", "terngrad", "blocksign", "dgc", "gtopk")
 

@@ -10,13 +10,13 @@ import torch
 from workers import noise
 
 import thinwire
-from thinwire import cost
-from thinwire.cost import Bucket, ExchangeCost, Workload, bucket_layouts, plan_exchange, predict, schedule
-from thinwire.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
-from thinwire.dry import DryNet, DryRun
+from thinwire.advisor import cost
+from thinwire.advisor.cost import Bucket, ExchangeCost, Workload, bucket_layouts, plan_exchange, predict, schedule
+from thinwire.advisor.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
+from thinwire.advisor.link import Link
+from thinwire.advisor.microbench import DryNet, DryRun
 from thinwire.lab.bench.models import MODELS
 from thinwire.layout import Hyper, Turn
-from thinwire.probe import Link
 from thinwire.transport import ThreadNet, ThreadWorld
 
 MB = 1e6

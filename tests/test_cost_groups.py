@@ -11,11 +11,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import profile, regroup
-from thinwire.cost import Bucket, ExchangeCost, Workload, bucket_layouts, plan_exchange, predict
-from thinwire.cost.plans import exchanged_rows
-from thinwire.probe import Link
-from thinwire.profile import buckets_of, exchanges_of, measure_exchange
+from thinwire import regroup
+from thinwire.advisor import profile
+from thinwire.advisor.cost import Bucket, ExchangeCost, Workload, bucket_layouts, plan_exchange, predict
+from thinwire.advisor.cost.plans import exchanged_rows
+from thinwire.advisor.link import Link
+from thinwire.advisor.profile import buckets_of, exchanges_of, measure_exchange
 from thinwire.regroup import fixed_groups
 from thinwire.transport import ThreadNet, ThreadWorld
 

@@ -31,7 +31,7 @@ LAYERS = [
     {"memory"},
     {"protocols"},
     {"codecs", "compressors"},
-    {"local", "groups", "pace", "probe"},
+    {"local", "groups", "pace"},
     {"collectives"},
     {"exchange"},
     {"hierarchy"},
@@ -41,11 +41,8 @@ LAYERS = [
     {"watching"},
     {"saving"},
     {"stepping"},
-    {"wire", "cost"},
-    {"dry"},
-    {"profile"},
-    {"advice"},
-    {"auto"},
+    {"wire"},
+    {"advisor"},
     {"attach"},
 ]  # what is in no line (the command line, recipes, benchmarks) uses the engine and is not used by it
 

@@ -21,8 +21,8 @@ from cluster import Cluster
 from workers import Run, Training
 
 import thinwire
-from thinwire.advice import advise_offline, caution
-from thinwire.cost import Workload
+from thinwire.advisor.advice import advise_offline, caution
+from thinwire.advisor.cost import Workload
 from thinwire.lab import peers
 from thinwire.pace import Pace
 

@@ -10,7 +10,7 @@ import torch
 from cluster import Cluster
 from torch import Tensor
 
-from thinwire.probe import Link, measure_link
+from thinwire.advisor.link import Link, measure_link
 from thinwire.transport import ThreadNet, ThreadWorld, TorchNet, aside
 
 BURST = 200_000  # bytes that pass at once, as in front of a token bucket

@@ -11,11 +11,10 @@ from cluster import Cluster
 from torch import Tensor, nn
 
 import thinwire
-from thinwire.compressors.topk import _Carried
-from thinwire.cost import Bucket, Workload
-from thinwire.dry import DryRun
-from thinwire.probe import Link
-from thinwire.profile import (
+from thinwire.advisor.cost import Bucket, Workload
+from thinwire.advisor.link import Link
+from thinwire.advisor.microbench import DryRun
+from thinwire.advisor.profile import (
     UNTIMED,
     Transfer,
     cut,
@@ -25,6 +24,7 @@ from thinwire.profile import (
     measure_profile,
     measure_work,
 )
+from thinwire.compressors.topk import _Carried
 from thinwire.transport import ThreadNet, ThreadWorld, TorchNet
 
 ROWS = (("a.weight", 0, torch.Size([64, 300])), ("a.bias", 1, torch.Size([64])), ("b.weight", 2, torch.Size([900, 40])))
@@ -116,7 +116,7 @@ def test_overlap_is_what_a_step_beside_does_not_notice(
 ) -> None:
     """A step of 0.2 s and a transfer of 0.1 s: together 0.2 s where they do not meet, 0.3 s where they share a core."""
     takes = iter([0.1, 0.2 + beside_s])
-    monkeypatch.setattr("thinwire.profile.slowest_s", lambda net, work: next(takes))
+    monkeypatch.setattr("thinwire.advisor.profile.slowest_s", lambda net, work: next(takes))
     transfer = Transfer(ThreadNet(ThreadWorld(2), 0), Link(0.0, 8e-9), 0.1)
     transfer.alone()
     transfer.beside(lambda: None)

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
+from thinwire.advisor.cost import plan_exchange
 from thinwire.cli._job import Job
-from thinwire.cost import plan_exchange
 from thinwire.lab.recipes.histograms import GradientTap, histograms
 from thinwire.transport import ThreadNet, ThreadWorld
 

@@ -6,7 +6,7 @@ from thinwire import starting
 
 starting.expect_ctrl_c()  # the command's alone, and before the seconds that torch takes
 
-from thinwire.advice import Advice, advise
+from thinwire.advisor.advice import Advice, advise
 from thinwire.attach import Wire, attach
 from thinwire.errors import DetachedError, ExchangeError, FrameError, ReplicaError
 from thinwire.methods import (

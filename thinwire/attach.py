@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.auto import Auto
+from thinwire.advisor.auto import Auto
 from thinwire.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, is_attached
 from thinwire.gate import Gate, Scaler
 from thinwire.groups import check_agreement, own_net
@@ -45,7 +45,7 @@ def attach(
     A collective call: every rank of the model's process group makes it, with the same method and model; all ranks
     raise the same ValueError when they differ, and then nothing is changed. ``method`` is a method object or its
     string form; "auto" trains dense for seven steps, measures, and changes to what ``thinwire.advise`` would recommend
-    (thinwire/auto.py; one line in the log says why). ``hierarchy`` averages exactly inside each machine and compresses
+    (one line in the log says why). ``hierarchy`` averages exactly inside each machine and compresses
     between machines: "auto" takes the machines from LOCAL_WORLD_SIZE, a number is the ranks a machine has, a list of
     lists names their ranks. With all ranks on one machine nothing is compressed, and the training is the dense one.
 

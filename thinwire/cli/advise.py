@@ -14,21 +14,21 @@ import typer
 from torch import nn
 
 from thinwire import starting
-from thinwire.advice import METHODS, WITHOUT_SGD, Advice, advise_offline
-from thinwire.advice import advise as advise_online
+from thinwire.advisor.advice import METHODS, WITHOUT_SGD, Advice, advise_offline
+from thinwire.advisor.advice import advise as advise_online
+from thinwire.advisor.cost import Workload
+from thinwire.advisor.microbench import DryNet
+from thinwire.advisor.profile import measure_work
 from thinwire.cli import _complaints
 from thinwire.cli._job import split_specs
 from thinwire.cli._json import checked_json, write_json
 from thinwire.cli._text import room, wrapped
 from thinwire.cli._workers import joined_world
-from thinwire.cost import Workload
-from thinwire.dry import DryNet
 from thinwire.lab import emulation
 from thinwire.lab.bench.models import MODELS
 from thinwire.lab.bench.rows import commit, hardware, today
 from thinwire.lab.recipes import RECIPES
 from thinwire.methods import parse_method
-from thinwire.profile import measure_work
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "other")  # all but the first get the same advice
 SHOWN_MODELS = [name for name in MODELS if name != "tiny"]

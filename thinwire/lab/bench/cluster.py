@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 import thinwire
-from thinwire import advice, merging
+from thinwire import merging
+from thinwire.advisor import advice
 from thinwire.lab import emulation
 from thinwire.lab.bench.cluster_worker import MARK, Job, split_merging
 from thinwire.lab.bench.models import MODELS

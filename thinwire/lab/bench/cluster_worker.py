@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
+from thinwire.advisor.profile import Profile, measure_profile
 from thinwire.groups import own_net
 from thinwire.lab.bench.models import MODELS
 from thinwire.lab.bench.peers import PEERS, wrapped
 from thinwire.lab.bench.rows import percentiles
 from thinwire.lab.bench.turns import order_of, shares_of
 from thinwire.merging import VARIABLE
-from thinwire.profile import Profile, measure_profile
 from thinwire.transport import TorchNet
 
 WARMUP, FEWEST = 2, 4  # steps; the latter of all rounds together

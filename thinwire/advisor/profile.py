@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.cost import Bucket, ExchangeCost, Plan, Prediction, Workload, plan_exchange, predict
-from thinwire.cost.plans import exchanged_rows, layouts_of
-from thinwire.cost.steps import BUCKET, FIRST_BUCKET
-from thinwire.dry import DryRun, Rehearsal
+from thinwire.advisor.cost import Bucket, ExchangeCost, Plan, Prediction, Workload, plan_exchange, predict
+from thinwire.advisor.cost.plans import exchanged_rows, layouts_of
+from thinwire.advisor.cost.steps import BUCKET, FIRST_BUCKET
+from thinwire.advisor.link import Link, measure_link, meet, slowest_s
+from thinwire.advisor.microbench import DryRun, Rehearsal
 from thinwire.layout import Layout
 from thinwire.methods import DGC, GradientDropping, GTopK, Method
 from thinwire.methods.base import Rows
-from thinwire.probe import Link, measure_link, meet, slowest_s
 from thinwire.transport import Net, TorchNet, aside
 
 Step = Callable[[], object]

@@ -3,7 +3,7 @@
 The collectives behind it, as torch's Gloo backend runs them: the all-gather is a ring of P - 1 rounds (each frame goes
 in two halves, so that one half travels while the other is waited for), the all-reduce a ring of 2 (P - 1) rounds, the
 all-to-all posts all its messages at once. The global top-k is our butterfly of swaps. Rings use a link best; how much
-longer than its plan a method's exchanges take is measured (thinwire.profile).
+longer than its plan a method's exchanges take is measured (thinwire.advisor.profile).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from thinwire.advisor.link import Link
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
 from thinwire.compressors.blocksign import cut_into_blocks
 from thinwire.compressors.quotas import entries_kept, quotas, spread_of
 from thinwire.layout import Layout
 from thinwire.methods import DGC, BlockSign, Dense, GradientDropping, GTopK, Method, Noop, SignSGD, TernGrad
 from thinwire.methods.base import Rows
-from thinwire.probe import Link
 from thinwire.regroup import fixed_groups
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.cost.plans import Plan, exchanged_rows, layouts_of, plan_averaging, plan_exchange
+from thinwire.advisor.cost.plans import Plan, exchanged_rows, layouts_of, plan_averaging, plan_exchange
+from thinwire.advisor.link import Link
 from thinwire.methods import Dense, Method, Noop
-from thinwire.probe import Link
 
 FIRST_BUCKET = 2**20  # bytes: DDP's own limits
 BUCKET = 25 * 2**20

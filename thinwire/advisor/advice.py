@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.cost import ExchangeCost, Prediction, Workload
-from thinwire.dry import DryNet
+from thinwire.advisor.cost import ExchangeCost, Prediction, Workload
+from thinwire.advisor.link import Link
+from thinwire.advisor.microbench import DryNet
+from thinwire.advisor.profile import Profile, exchanges_of, frames_grow, measure_codec, measure_profile
 from thinwire.groups import give_back, own_net
 from thinwire.methods import Method, parse_method
-from thinwire.probe import Link
-from thinwire.profile import Profile, exchanges_of, frames_grow, measure_codec, measure_profile
 from thinwire.transport import TorchNet
 
 # Where two are equally fast the first is recommended: those in front lost less accuracy in most of what was trained.

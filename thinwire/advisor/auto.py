@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.advice import LOCAL, METHODS, WITHOUT_SGD, Advice, advise_from, with_dense
-from thinwire.cost import Workload
+from thinwire.advisor.advice import LOCAL, METHODS, WITHOUT_SGD, Advice, advise_from, with_dense
+from thinwire.advisor.cost import Workload
+from thinwire.advisor.link import measure_link
+from thinwire.advisor.profile import Profile, buckets_of, measure_exchange
 from thinwire.methods import Method, parse_method
 from thinwire.optimizers import OptimizerView
-from thinwire.probe import measure_link
-from thinwire.profile import Profile, buckets_of, measure_exchange
 from thinwire.transport import TorchNet, aside
 from thinwire.wire import Wire
 

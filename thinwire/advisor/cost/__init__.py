@@ -4,7 +4,7 @@
 training step from measured speeds.
 """
 
-from thinwire.cost.papers import (
+from thinwire.advisor.cost.papers import (
     Cluster,
     density_after,
     gtopk_dense_s,
@@ -18,8 +18,8 @@ from thinwire.cost.papers import (
     weak_scaling_s,
     weak_throughput,
 )
-from thinwire.cost.plans import Plan, bucket_layouts, plan_exchange
-from thinwire.cost.steps import Bucket, ExchangeCost, Prediction, Workload, predict, schedule
+from thinwire.advisor.cost.plans import Plan, bucket_layouts, plan_exchange
+from thinwire.advisor.cost.steps import Bucket, ExchangeCost, Prediction, Workload, predict, schedule
 
 __all__ = [
     "Bucket",

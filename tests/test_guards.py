@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import Run, Training, noise, own_part
 
 import thinwire
-from thinwire.guard import Guard
 from thinwire.layout import Probe
-from thinwire.replicas import hashes
+from thinwire.monitor.health import Guard
+from thinwire.monitor.replicas import hashes
 from thinwire.transport import ThreadNet, ThreadWorld
 
 

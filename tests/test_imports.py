@@ -24,19 +24,19 @@ PACKAGE = Path(thinwire.__file__).parent
 
 # From the ground up: a module may import from its own line and from the lines above it.
 LAYERS = [
-    {"errors", "stats", "schedules", "timing", "starting", "warning", "changed"},
+    {"errors", "stats", "schedules", "timing", "starting"},
     {"kernels", "lookout"},
     {"layout", "transport", "scratch"},
     {"payloads", "named_state"},
     {"memory"},
     {"protocols"},
     {"codecs", "compressors"},
-    {"local", "groups", "pace"},
+    {"local", "groups"},
     {"collectives"},
     {"exchange"},
     {"hierarchy"},
-    {"methods", "optimizers", "ddp", "gate", "merging", "replicas", "reshard", "state"},
-    {"checkpoint", "guard", "regroup"},
+    {"methods", "optimizers", "ddp", "gate", "merging", "reshard", "state"},
+    {"checkpoint", "monitor", "regroup"},
     {"kept"},
     {"watching"},
     {"saving"},

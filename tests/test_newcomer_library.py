@@ -24,7 +24,7 @@ import thinwire
 from thinwire.advisor.advice import advise_offline, caution
 from thinwire.advisor.cost import Workload
 from thinwire.lab import peers
-from thinwire.pace import Pace
+from thinwire.monitor.stragglers import Pace
 
 EVERYBODY = [
     thinwire.DGC(density=0.02),

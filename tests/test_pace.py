@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from thinwire.pace import Pace, Pacer, _rounds
+from thinwire.monitor.stragglers import Pace, Pacer, _rounds
 from thinwire.transport import ThreadNet, ThreadWorld
 
 

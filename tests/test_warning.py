@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thinwire
-from thinwire import warning
+from thinwire.monitor import user_warning
 
 INSIDE_TORCH = str(Path(torch.__file__).parent / "nn" / "modules" / "module.py")
 INSIDE_THINWIRE = str(Path(thinwire.__file__).parent / "stepping.py")
@@ -31,7 +31,7 @@ def told(act: Any) -> warnings.WarningMessage:
 
 
 def _hook() -> None:
-    warning.warn_user("a sentence")
+    user_warning.warn_user("a sentence")
 
 
 def test_the_nearest_line_outside_of_torch_and_thinwire_is_named() -> None:
@@ -44,5 +44,5 @@ def test_the_nearest_line_outside_of_torch_and_thinwire_is_named() -> None:
 
 def test_without_such_a_line_the_hook_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a backward pass that torch runs in a thread of its own."""
-    monkeypatch.setattr(warning, "_NOT_THE_USERS", ("",))
+    monkeypatch.setattr(user_warning, "_NOT_THE_USERS", ("",))
     assert told(called_from(INSIDE_TORCH, called_from(INSIDE_THINWIRE, _hook))).filename == __file__

@@ -15,10 +15,10 @@ from thinwire.advisor.auto import Auto
 from thinwire.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, is_attached
 from thinwire.gate import Gate, Scaler
 from thinwire.groups import check_agreement, own_net
-from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import machine_groups, sends_nothing
 from thinwire.merging import choice as merging_choice
 from thinwire.methods import Dense, Method, parse_method
+from thinwire.monitor.health import Guard, check_watched
 from thinwire.optimizers import OptimizerView
 from thinwire.transport import TorchNet
 from thinwire.wire import Wire

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import Worker
-from thinwire.guard import Guard
 from thinwire.hierarchy import Groups, Hierarchy, sends_nothing
 from thinwire.layout import shaped_like
 from thinwire.local import average_parameters
 from thinwire.methods import Method
+from thinwire.monitor.health import Guard
 from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator
 from thinwire.transport import TorchNet, aside

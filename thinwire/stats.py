@@ -37,7 +37,7 @@ class Stats:
     last gradient of each backward pass to the end of its exchanges. On a GPU its own clock counts, and compensating is
     part of compressing there. Gloo's communicating is the host's time; waiting for a slower rank is part of it.
 
-    With a guard, as the last measurement found them for all ranks together (thinwire.guard): ``residual_to_gradient``,
+    With a guard, as the last measurement found them for all ranks together: ``residual_to_gradient``,
     ``compression_error`` and ``staleness`` in steps; ``runaways`` counts the measurements that found the training
     running away. ``density`` is the one of the coming step; None where the method has none.
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.changed import ChangeWatch
 from thinwire.ddp import THAWED, Bucket, Router
 from thinwire.errors import ExchangeError, NonFiniteError
 from thinwire.gate import Gate
@@ -15,11 +14,12 @@ from thinwire.layout import Layout, Probe, Turn
 from thinwire.local import DRIFTED, average_parameters
 from thinwire.lookout import Lookout
 from thinwire.merging import Merger, Meter
-from thinwire.pace import SAMPLE_EVERY, Pacer
+from thinwire.monitor.clip_warning import ChangeWatch
+from thinwire.monitor.stragglers import SAMPLE_EVERY, Pacer
+from thinwire.monitor.user_warning import warn_user
 from thinwire.regroup import Regrouper
 from thinwire.saving import Saver
 from thinwire.transport import TorchNet
-from thinwire.warning import warn_user
 
 
 class Stepper(Saver):

@@ -7,7 +7,7 @@ from typing import Any
 from thinwire.hierarchy import Hierarchy
 from thinwire.kept import Keeper
 from thinwire.layout import Probe
-from thinwire.replicas import check_replicas
+from thinwire.monitor.replicas import check_replicas
 from thinwire.transport import aside
 
 

@@ -10,21 +10,21 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.changed import ChangeWatch
 from thinwire.ddp import Bucket, Router, Worker, router_of
 from thinwire.errors import DetachedError
 from thinwire.exchange import Exchange, NoopMean
 from thinwire.gate import Gate
 from thinwire.groups import check_agreement, give_back, own_net, timeout_of
-from thinwire.guard import Guard, check_watched
 from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, shaped_like
 from thinwire.local import averaged
 from thinwire.lookout import Lookout, lookout_of
 from thinwire.merging import Merger, choice
 from thinwire.methods import Method, parse_method
+from thinwire.monitor.clip_warning import ChangeWatch
+from thinwire.monitor.health import Guard, check_watched
+from thinwire.monitor.stragglers import Pacer
 from thinwire.optimizers import OptimizerView
-from thinwire.pace import Pacer
 from thinwire.protocols import Aggregator, Clock
 from thinwire.regroup import Regrouper
 from thinwire.stats import Stats

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.warning import warn_user
+from thinwire.monitor.user_warning import warn_user
 
 STEPS = 3  # optimizer steps that are looked at: a loop that clips does so at every one
 SENTENCE = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_NOT_THE_USERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+_NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 def warn_user(sentence: str) -> None:

@@ -35,7 +35,7 @@ LAYERS = [
     {"collectives"},
     {"exchange"},
     {"hierarchy"},
-    {"methods", "optimizers", "ddp", "gate", "merging", "reshard", "state"},
+    {"methods", "optimizers", "ddp", "gate", "merging"},
     {"checkpoint", "monitor", "regroup"},
     {"kept"},
     {"watching"},

@@ -20,6 +20,7 @@ from workers import own_part
 
 import thinwire
 from thinwire import cli
+from thinwire.checkpoint.reshard import reshard
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather
 from thinwire.compressors import TopK
@@ -30,7 +31,6 @@ from thinwire.hierarchy import Hierarchy
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import ErrorFeedback
 from thinwire.named_state import NamedState
-from thinwire.reshard import reshard
 from thinwire.transport import ThreadNet, ThreadWorld
 
 CPU = torch.device("cpu")

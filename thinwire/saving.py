@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire.checkpoint import read_states
-from thinwire.reshard import check_complete, reshard, served_by, without_servers
-from thinwire.state import STATE_FORMAT, Shape, check_fits, check_run, pack, unpack, without_zeros
+from thinwire.checkpoint.dcp import read_states
+from thinwire.checkpoint.format import STATE_FORMAT, Shape, check_fits, check_run, pack, unpack, without_zeros
+from thinwire.checkpoint.reshard import check_complete, reshard, served_by, without_servers
 from thinwire.watching import Watcher
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thinwire.state import COMMON, part_key
+from thinwire.checkpoint.format import COMMON, part_key
 
 
 def read_states(checkpoint_id: str | os.PathLike[str], key: str, rank: int, group: dict[str, Any]) -> dict[str, Any]:

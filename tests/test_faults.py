@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from thinwire.lab import emulation
-from thinwire.lookout import _Board
+from thinwire.transport.failures import _Board
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))

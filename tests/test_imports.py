@@ -24,14 +24,14 @@ PACKAGE = Path(thinwire.__file__).parent
 
 # From the ground up: a module may import from its own line and from the lines above it.
 LAYERS = [
-    {"errors", "stats", "schedules", "timing", "starting"},
-    {"kernels", "lookout"},
+    {"errors", "stats", "schedules", "starting"},
+    {"kernels"},
     {"layout", "transport", "scratch"},
     {"payloads", "named_state"},
     {"memory"},
     {"protocols"},
     {"codecs", "compressors"},
-    {"local", "groups"},
+    {"local"},
     {"collectives"},
     {"exchange"},
     {"hierarchy"},

@@ -26,12 +26,12 @@ from thinwire.collectives import AllGather
 from thinwire.compressors import TopK
 from thinwire.errors import NonFiniteError
 from thinwire.exchange import DenseMean, Exchange
-from thinwire.groups import check_agreement
 from thinwire.hierarchy import Hierarchy
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import ErrorFeedback
 from thinwire.named_state import NamedState
 from thinwire.transport import ThreadNet, ThreadWorld
+from thinwire.transport.groups import check_agreement
 
 CPU = torch.device("cpu")
 

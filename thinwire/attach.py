@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.advisor.auto import Auto
 from thinwire.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, is_attached
 from thinwire.gate import Gate, Scaler
-from thinwire.groups import check_agreement, own_net
 from thinwire.hierarchy import machine_groups, sends_nothing
 from thinwire.merging import choice as merging_choice
 from thinwire.methods import Dense, Method, parse_method
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.optimizers import OptimizerView
 from thinwire.transport import TorchNet
+from thinwire.transport.groups import check_agreement, own_net
 from thinwire.wire import Wire
 
 log = logging.getLogger("thinwire")

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinwire.errors import DetachedError, NonFiniteError
-from thinwire.timing import DeviceSpans, mark
+from thinwire.transport.device_time import DeviceSpans, mark
 
 log = logging.getLogger("thinwire")
 

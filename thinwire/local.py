@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Turn
-from thinwire.lookout import ENTERED
 from thinwire.payloads import Accepted, Result, Sparse, SparseResult, WrittenResult, add_entries
 from thinwire.transport import Net
+from thinwire.transport.failures import ENTERED
 
 LOCAL_MODES = ("sum", "partial", "error")
 DRIFTED = (

@@ -12,7 +12,6 @@ from thinwire.errors import ExchangeError, NonFiniteError
 from thinwire.gate import Gate
 from thinwire.layout import Layout, Probe, Turn
 from thinwire.local import DRIFTED, average_parameters
-from thinwire.lookout import Lookout
 from thinwire.merging import Merger, Meter
 from thinwire.monitor.clip_warning import ChangeWatch
 from thinwire.monitor.stragglers import SAMPLE_EVERY, Pacer
@@ -20,6 +19,7 @@ from thinwire.monitor.user_warning import warn_user
 from thinwire.regroup import Regrouper
 from thinwire.saving import Saver
 from thinwire.transport import TorchNet
+from thinwire.transport.failures import Lookout
 
 
 class Stepper(Saver):

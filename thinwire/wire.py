@@ -14,11 +14,9 @@ from thinwire.ddp import Bucket, Router, Worker, router_of
 from thinwire.errors import DetachedError
 from thinwire.exchange import Exchange, NoopMean
 from thinwire.gate import Gate
-from thinwire.groups import check_agreement, give_back, own_net, timeout_of
 from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, shaped_like
 from thinwire.local import averaged
-from thinwire.lookout import Lookout, lookout_of
 from thinwire.merging import Merger, choice
 from thinwire.methods import Method, parse_method
 from thinwire.monitor.clip_warning import ChangeWatch
@@ -30,6 +28,8 @@ from thinwire.regroup import Regrouper
 from thinwire.stats import Stats
 from thinwire.stepping import Stepper
 from thinwire.transport import TorchNet, aside
+from thinwire.transport.failures import Lookout, lookout_of
+from thinwire.transport.groups import check_agreement, give_back, own_net, timeout_of
 
 
 class Wire(Stepper):

@@ -17,9 +17,9 @@ from thinwire.advisor.cost import ExchangeCost, Prediction, Workload
 from thinwire.advisor.link import Link
 from thinwire.advisor.microbench import DryNet
 from thinwire.advisor.profile import Profile, exchanges_of, frames_grow, measure_codec, measure_profile
-from thinwire.groups import give_back, own_net
 from thinwire.methods import Method, parse_method
 from thinwire.transport import TorchNet
+from thinwire.transport.groups import give_back, own_net
 
 # Where two are equally fast the first is recommended: those in front lost less accuracy in most of what was trained.
 METHODS = ("dense", "dense:dtype=bf16", "dgc", "gtopk", "blocksign", "terngrad")

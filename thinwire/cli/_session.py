@@ -17,7 +17,6 @@ import torch.distributed as dist
 from thinwire.cli._environment import num_cores
 from thinwire.cli._folder import CHECKPOINTS, leave_config
 from thinwire.cli._job import Job
-from thinwire.groups import gather_texts
 from thinwire.lab.emulation import keeper
 from thinwire.lab.recipes import RECIPES, Recipe
 from thinwire.lab.recipes.checkpoints import Checkpoints, world_net
@@ -26,6 +25,7 @@ from thinwire.lab.recipes.joint import JointStep
 from thinwire.lab.recipes.loop import Plan, Report, Training
 from thinwire.lab.recipes.threads import ThreadTraining
 from thinwire.transport import ThreadNet, ThreadWorld
+from thinwire.transport.groups import gather_texts
 
 
 class BadJob(ValueError):

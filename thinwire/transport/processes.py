@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ExchangeError
-from thinwire.lookout import Lookout, reason_of
-from thinwire.timing import DeviceSpans, mark
+from thinwire.transport.device_time import DeviceSpans, mark
+from thinwire.transport.failures import Lookout, reason_of
 from thinwire.transport.net import Counted, Meanwhile
 
 ROUNDS_FROM = 1 << 16  # bytes: messages of this length may go round by round on Gloo

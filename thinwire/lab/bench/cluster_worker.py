@@ -22,13 +22,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire.advisor.profile import Profile, measure_profile
-from thinwire.groups import own_net
 from thinwire.lab.bench.models import MODELS
 from thinwire.lab.bench.peers import PEERS, wrapped
 from thinwire.lab.bench.rows import percentiles
 from thinwire.lab.bench.turns import order_of, shares_of
 from thinwire.merging import VARIABLE
 from thinwire.transport import TorchNet
+from thinwire.transport.groups import own_net
 
 WARMUP, FEWEST = 2, 4  # steps; the latter of all rounds together
 SETTLING = 4  # further steps of a wire that compresses: what it learns from its first steps is then in use

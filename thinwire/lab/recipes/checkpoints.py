@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire.groups import gather_texts
 from thinwire.transport import TorchNet
+from thinwire.transport.groups import gather_texts
 
 FORMAT = 1
 Place = tuple[int, int]  # which method of the run, and how many steps it has made

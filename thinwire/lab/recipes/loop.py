@@ -24,8 +24,8 @@ from thinwire.lab.recipes.events import Breakdown, Epoch, Halted, Outcome, Progr
 from thinwire.lab.recipes.histograms import GradientTap, histograms
 from thinwire.lab.recipes.tally import Clock, Tally, tally
 from thinwire.local import averaged
-from thinwire.lookout import Lookout
 from thinwire.transport import GroupNet, TorchNet
+from thinwire.transport.failures import Lookout
 
 CHECK_EVERY_S = 0.25
 NUM_LINES = 100  # "steps" lines of a run, or fewer: they are at least LEAST_LINE_STEPS apart

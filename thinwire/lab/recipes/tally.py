@@ -9,7 +9,7 @@ import torch
 
 from thinwire.lab.recipes.events import Breakdown
 from thinwire.stats import Stats
-from thinwire.timing import DeviceSpans, mark
+from thinwire.transport.device_time import DeviceSpans, mark
 
 
 @dataclasses.dataclass(frozen=True)

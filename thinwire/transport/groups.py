@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import FrameError
-from thinwire.lookout import RESERVE_PERIODS, period_s
 from thinwire.transport import BystanderNet, Net, TorchNet
+from thinwire.transport.failures import RESERVE_PERIODS, period_s
 
 
 def timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | None:

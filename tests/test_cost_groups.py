@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import regroup
 from thinwire.advisor import profile
 from thinwire.advisor.cost import Bucket, ExchangeCost, Workload, bucket_layouts, plan_exchange, predict
 from thinwire.advisor.cost.plans import exchanged_rows
 from thinwire.advisor.link import Link
 from thinwire.advisor.profile import buckets_of, exchanges_of, measure_exchange
-from thinwire.regroup import fixed_groups
+from thinwire.edges import fixed_buckets as regroup
+from thinwire.edges.fixed_buckets import fixed_groups
 from thinwire.transport import ThreadNet, ThreadWorld
 
 MB = 1 << 18  # elements of float32 in a mebibyte

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thinwire
-from thinwire import regroup
-from thinwire.ddp import exchanged_by_ddp
+from thinwire.edges import fixed_buckets as regroup
+from thinwire.edges.ddp import exchanged_by_ddp
 
 METHODS = ["dgc", "terngrad", "gtopk", "dense"]  # int8 in groups of its own, buckets that merge, the whole model, plain
 

@@ -9,10 +9,10 @@ import torch
 from workers import noise
 
 import thinwire
-from thinwire import merging
+from thinwire.edges import bucket_fusion as merging
+from thinwire.edges.bucket_fusion import Merger, Spent
 from thinwire.exchange import Exchange
 from thinwire.layout import Hyper, Turn
-from thinwire.merging import Merger, Spent
 from thinwire.transport import ThreadNet, ThreadWorld
 
 SPECS = ["dgc", "dropping", "gtopk", "terngrad:dense_below=0", "terngrad:dense_below=0,share_scaler=false",

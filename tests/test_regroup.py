@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import regroup
-from thinwire.ddp import Bucket
-from thinwire.regroup import Regrouper, fixed_groups
+from thinwire.edges import fixed_buckets as regroup
+from thinwire.edges.ddp import Bucket
+from thinwire.edges.fixed_buckets import Regrouper, fixed_groups
 
 KB = 256  # elements of float32
 

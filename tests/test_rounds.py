@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from thinwire import merging
+from thinwire.edges import bucket_fusion as merging
 from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import parse_method
 from thinwire.transport import Net, ThreadWorld, TorchNet

@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.advisor.auto import Auto
-from thinwire.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, is_attached
-from thinwire.gate import Gate, Scaler
+from thinwire.edges.amp import Gate, Scaler
+from thinwire.edges.bucket_fusion import choice as merging_choice
+from thinwire.edges.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, is_attached
+from thinwire.edges.optimizer import OptimizerView
+from thinwire.edges.wire import Wire
 from thinwire.hierarchy import machine_groups, sends_nothing
-from thinwire.merging import choice as merging_choice
 from thinwire.methods import Dense, Method, parse_method
 from thinwire.monitor.health import Guard, check_watched
-from thinwire.optimizers import OptimizerView
 from thinwire.transport import TorchNet
 from thinwire.transport.groups import check_agreement, own_net
-from thinwire.wire import Wire
 
 log = logging.getLogger("thinwire")
 

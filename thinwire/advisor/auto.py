@@ -15,10 +15,10 @@ from thinwire.advisor.advice import LOCAL, METHODS, WITHOUT_SGD, Advice, advise_
 from thinwire.advisor.cost import Workload
 from thinwire.advisor.link import measure_link
 from thinwire.advisor.profile import Profile, buckets_of, measure_exchange
+from thinwire.edges.optimizer import OptimizerView
+from thinwire.edges.wire import Wire
 from thinwire.methods import Method, parse_method
-from thinwire.optimizers import OptimizerView
 from thinwire.transport import TorchNet, aside
-from thinwire.wire import Wire
 
 log = logging.getLogger("thinwire")
 

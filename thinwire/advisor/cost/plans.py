@@ -16,10 +16,10 @@ from thinwire.advisor.link import Link
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
 from thinwire.compressors.blocksign import cut_into_blocks
 from thinwire.compressors.quotas import entries_kept, quotas, spread_of
+from thinwire.edges.fixed_buckets import fixed_groups
 from thinwire.layout import Layout
 from thinwire.methods import DGC, BlockSign, Dense, GradientDropping, GTopK, Method, Noop, SignSGD, TernGrad
 from thinwire.methods.base import Rows
-from thinwire.regroup import fixed_groups
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def exchanged_rows(method: Method, buckets: Sequence[Rows]) -> list[tuple[Rows, 
     """What each exchange of a step carries, and the place of the bucket that it waits for, in the order they begin.
 
     One exchange a bucket; one for the whole model where the method wants that; and where what travels together changes
-    the result, groups that the model alone decides on (thinwire/regroup.py).
+    the result, groups that the model alone decides on (thinwire/edges/fixed_buckets.py).
     """
     if method.whole_model:
         return [([row for rows in buckets for row in rows], len(buckets) - 1)] if buckets else []

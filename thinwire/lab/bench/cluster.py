@@ -4,7 +4,7 @@ Each host is a network namespace with one process, and both ends of its link are
 memory at once (in batches, where memory is short) and take turns step by step, with a step of `noop`, which sends
 nothing, before and after each: a change of the machine's speed meets a step and those that it is compared with alike
 (thinwire.lab.bench.turns). Predictions are made anew at the beginning of each round. The rows that are not ours are in
-thinwire.lab.bench.peers. "METHOD@none" and "METHOD@all" force how buckets are merged (thinwire.merging).
+thinwire.lab.bench.peers. "METHOD@none" and "METHOD@all" force how buckets are merged (thinwire.edges.bucket_fusion).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import thinwire
-from thinwire import merging
 from thinwire.advisor import advice
+from thinwire.edges import bucket_fusion as merging
 from thinwire.lab import emulation
 from thinwire.lab.bench.cluster_worker import MARK, Job, split_merging
 from thinwire.lab.bench.models import MODELS
@@ -65,7 +65,7 @@ def check_method(method: str) -> None:
 
 
 def merged_by_measurement(method: thinwire.Method) -> bool:
-    """Whether thinwire.merging chooses which buckets of this method travel together."""
+    """Whether thinwire.edges.bucket_fusion chooses which buckets of this method travel together."""
     return method.name not in ("noop", "dense") and method.merges_alike and not method.whole_model
 
 

@@ -22,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire.advisor.profile import Profile, measure_profile
+from thinwire.edges.bucket_fusion import VARIABLE
 from thinwire.lab.bench.models import MODELS
 from thinwire.lab.bench.peers import PEERS, wrapped
 from thinwire.lab.bench.rows import percentiles
 from thinwire.lab.bench.turns import order_of, shares_of
-from thinwire.merging import VARIABLE
 from thinwire.transport import TorchNet
 from thinwire.transport.groups import own_net
 

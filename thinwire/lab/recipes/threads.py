@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.edges.fixed_buckets import fixed_groups
+from thinwire.edges.optimizer import OptimizerView
 from thinwire.lab.recipes.base import Batch, Recipe, samples_in
 from thinwire.lab.recipes.events import Report
 from thinwire.lab.recipes.joint import JointStep
@@ -22,8 +24,6 @@ from thinwire.lab.recipes.loop import Plan, Training
 from thinwire.layout import Turn, memory_flat
 from thinwire.local import average_parameters
 from thinwire.methods import Method
-from thinwire.optimizers import OptimizerView
-from thinwire.regroup import fixed_groups
 from thinwire.stats import Stats
 from thinwire.transport import ThreadNet, ThreadWorld
 

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.ddp import Worker
+from thinwire.edges.ddp import Worker
+from thinwire.edges.optimizer import OptimizerView
 from thinwire.hierarchy import Groups, Hierarchy, sends_nothing
 from thinwire.layout import shaped_like
 from thinwire.local import average_parameters
 from thinwire.methods import Method
 from thinwire.monitor.health import Guard
-from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator
 from thinwire.transport import TorchNet, aside
 
 
 class Keeper:
-    """The part of a wire that holds things between two steps; ``thinwire.wire`` sets its attributes."""
+    """The part of a wire that holds things between two steps; ``thinwire.edges.wire`` sets its attributes."""
 
     model: DistributedDataParallel
     method: Method

@@ -10,23 +10,23 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.ddp import Bucket, Router, Worker, router_of
+from thinwire.edges.amp import Gate
+from thinwire.edges.bucket_fusion import Merger, choice
+from thinwire.edges.ddp import Bucket, Router, Worker, router_of
+from thinwire.edges.fixed_buckets import Regrouper
+from thinwire.edges.optimizer import OptimizerView
+from thinwire.edges.stepping import Stepper
 from thinwire.errors import DetachedError
 from thinwire.exchange import Exchange, NoopMean
-from thinwire.gate import Gate
 from thinwire.hierarchy import Groups, Hierarchy
 from thinwire.layout import Layout, shaped_like
 from thinwire.local import averaged
-from thinwire.merging import Merger, choice
 from thinwire.methods import Method, parse_method
 from thinwire.monitor.clip_warning import ChangeWatch
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.stragglers import Pacer
-from thinwire.optimizers import OptimizerView
 from thinwire.protocols import Aggregator, Clock
-from thinwire.regroup import Regrouper
 from thinwire.stats import Stats
-from thinwire.stepping import Stepper
 from thinwire.transport import TorchNet, aside
 from thinwire.transport.failures import Lookout, lookout_of
 from thinwire.transport.groups import check_agreement, give_back, own_net, timeout_of

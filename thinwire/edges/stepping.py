@@ -7,23 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.ddp import THAWED, Bucket, Router
+from thinwire.edges.amp import Gate
+from thinwire.edges.bucket_fusion import Merger, Meter
+from thinwire.edges.ddp import THAWED, Bucket, Router
+from thinwire.edges.fixed_buckets import Regrouper
+from thinwire.edges.saving import Saver
 from thinwire.errors import ExchangeError, NonFiniteError
-from thinwire.gate import Gate
 from thinwire.layout import Layout, Probe, Turn
 from thinwire.local import DRIFTED, average_parameters
-from thinwire.merging import Merger, Meter
 from thinwire.monitor.clip_warning import ChangeWatch
 from thinwire.monitor.stragglers import SAMPLE_EVERY, Pacer
 from thinwire.monitor.user_warning import warn_user
-from thinwire.regroup import Regrouper
-from thinwire.saving import Saver
 from thinwire.transport import TorchNet
 from thinwire.transport.failures import Lookout
 
 
 class Stepper(Saver):
-    """The part of a wire that exchanges; ``thinwire.wire`` sets its attributes and registers its hooks."""
+    """The part of a wire that exchanges; ``thinwire.edges.wire`` sets its attributes and registers its hooks."""
 
     _gate: Gate | None
     _changes: ChangeWatch | None  # on one rank, where nothing else changes gradients

@@ -9,7 +9,7 @@ from typing import Any
 from thinwire.checkpoint.dcp import read_states
 from thinwire.checkpoint.format import STATE_FORMAT, Shape, check_fits, check_run, pack, unpack, without_zeros
 from thinwire.checkpoint.reshard import check_complete, reshard, served_by, without_servers
-from thinwire.watching import Watcher
+from thinwire.edges.watching import Watcher
 
 
 class Saver(Watcher):

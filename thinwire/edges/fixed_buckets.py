@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.ddp import Bucket
+from thinwire.edges.ddp import Bucket
 
 FIRST_NBYTES, LATER_NBYTES = 1 << 20, 25 << 20  # DDP's own sizes: with them its buckets and these groups mostly agree
 

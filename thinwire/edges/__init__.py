@@ -1,0 +1,1 @@
+"""Where gradients come from: DistributedDataParallel, the optimizer, loss scaling."""

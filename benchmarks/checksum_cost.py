@@ -15,9 +15,10 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.codecs import SignsCodec, SparseCodec
 from thinwire.codecs import frame as frame_module
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Signs, Sparse
 from thinwire.lab.bench.rows import percentiles
-from thinwire.layout import Hyper, Layout, Turn
-from thinwire.payloads import Signs, Sparse
 
 RESNET50 = 25_557_032
 

@@ -13,8 +13,9 @@ from thinwire import kernels
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
 from thinwire.codecs.indices import INDEX_CODES
 from thinwire.codecs.values import VALUE_CODES
-from thinwire.layout import Hyper, Layout, Turn
-from thinwire.payloads import Signs, Sparse, Ternary
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Signs, Sparse, Ternary
 
 CPU = torch.device("cpu")
 STEP, ORIGIN = 7, "rank 3"

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
 from thinwire.kernels import native
 from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
-from thinwire.layout import Hyper, Layout, Turn
 from thinwire.methods import DGC, GradientDropping, GTopK, parse_method
 from thinwire.transport import TorchNet
 

@@ -11,9 +11,10 @@ from cluster import Cluster
 from workers import LR, Run
 
 import thinwire
-from thinwire.layout import Hyper, Layout, Turn
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.named_state import NamedState, round_by_chance
 from thinwire.memory import ErrorFeedback, MomentumCorrection, RescaledError
-from thinwire.named_state import NamedState, round_by_chance
 from thinwire.transport import ThreadNet, ThreadWorld
 
 METHODS = [

@@ -12,7 +12,8 @@ from torch import Tensor
 from workers import Run, noise
 
 import thinwire
-from thinwire.layout import Hyper, Layout, Turn
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
 from thinwire.methods import Method
 from thinwire.transport import ThreadNet, ThreadWorld
 

@@ -15,8 +15,8 @@ from thinwire.advisor.cost import Bucket, ExchangeCost, Workload, bucket_layouts
 from thinwire.advisor.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
 from thinwire.advisor.link import Link
 from thinwire.advisor.microbench import DryNet, DryRun
+from thinwire.engine.context import Hyper, Turn
 from thinwire.lab.bench.models import MODELS
-from thinwire.layout import Hyper, Turn
 from thinwire.transport import ThreadNet, ThreadWorld
 
 MB = 1e6

@@ -9,12 +9,12 @@ from torch import Tensor
 import thinwire
 from thinwire.collectives import VoteServer
 from thinwire.compressors import Sign
-from thinwire.exchange import Exchange
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.exchange import Exchange
+from thinwire.engine.payloads import clear
 from thinwire.kernels import cpu, native, reference
-from thinwire.layout import Hyper, Turn
 from thinwire.memory import MomentumCorrection
 from thinwire.methods import Method
-from thinwire.payloads import clear
 from thinwire.transport import ThreadNet, ThreadWorld
 
 STEPS, LR, DECAY = 120, 0.1, 0.02

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Signs, Sparse, Ternary
 from thinwire.errors import FrameError
-from thinwire.layout import Hyper, Layout, Turn
-from thinwire.payloads import Signs, Sparse, Ternary
 
 CPU = torch.device("cpu")
 INDEX_CODINGS, VALUE_CODINGS = ("int32", "delta16", "rice"), ("fp32", "fp16", "bf16", "int8", "int4")

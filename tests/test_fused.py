@@ -19,10 +19,11 @@ from thinwire import kernels
 from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.collectives.shards import shards
 from thinwire.compressors import Ternarize
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Sparse, TernaryDraw
 from thinwire.errors import FrameError
 from thinwire.kernels import cpu, native, reference
-from thinwire.layout import Hyper, Layout, Turn
-from thinwire.payloads import Sparse, TernaryDraw
 
 ROOT = Path(__file__).parents[1]
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)

@@ -10,7 +10,7 @@ from cluster import Cluster
 from workers import LR, Run
 
 import thinwire
-from thinwire.hierarchy import machine_groups
+from thinwire.engine.hierarchy import machine_groups
 
 EXACT = thinwire.DGC(density=1.0, factor_masking=False, values="fp32")
 GROUPS = {

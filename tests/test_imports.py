@@ -17,24 +17,20 @@ from cluster import Cluster
 from workers import noise
 
 import thinwire
-from thinwire.layout import Hyper, Turn
+from thinwire.engine.context import Hyper, Turn
 from thinwire.transport import ThreadNet, ThreadWorld
 
 PACKAGE = Path(thinwire.__file__).parent
 
 # From the ground up: a module may import from its own line and from the lines above it.
 LAYERS = [
-    {"errors", "stats", "schedules", "starting"},
+    {"errors", "stats", "starting"},
     {"kernels"},
-    {"layout", "transport", "scratch"},
-    {"payloads", "named_state"},
+    {"transport"},
+    {"engine"},
     {"memory"},
-    {"protocols"},
     {"codecs", "compressors"},
-    {"local"},
     {"collectives"},
-    {"exchange"},
-    {"hierarchy"},
     {"methods"},
     {"checkpoint", "monitor"},
     {"edges"},

@@ -11,8 +11,8 @@ from workers import noise
 import thinwire
 from thinwire.edges import bucket_fusion as merging
 from thinwire.edges.bucket_fusion import Merger, Spent
-from thinwire.exchange import Exchange
-from thinwire.layout import Hyper, Turn
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.exchange import Exchange
 from thinwire.transport import ThreadNet, ThreadWorld
 
 SPECS = ["dgc", "dropping", "gtopk", "terngrad:dense_below=0", "terngrad:dense_below=0,share_scaler=false",

@@ -15,12 +15,13 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.codecs import SparseCodec
 from thinwire.compressors import TopK
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Sparse
+from thinwire.engine.workspace import BACK, Scratch
 from thinwire.kernels import cpu, cpu_lists, lists, native, reference
 from thinwire.kernels.lists import Entries
-from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import ErrorFeedback
-from thinwire.payloads import Sparse
-from thinwire.scratch import BACK, Scratch
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
@@ -185,7 +186,7 @@ def test_without_a_beginning_everything_is_allocated() -> None:
 
 
 def test_scratch_is_for_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.scratch.home_name", lambda device: "reference")
+    monkeypatch.setattr("thinwire.engine.workspace.home_name", lambda device: "reference")
     assert Scratch().take(10, torch.float32, CPU) is None
     monkeypatch.undo()
     assert Scratch().entries(10, 1 << 31, CPU) is None, "32 bits are too few for its indices"

@@ -16,13 +16,14 @@ from torch import Tensor
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather, GlobalTopK
 from thinwire.compressors import TopK
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.exchange import Exchange
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Accepted, Signs, Sparse, Ternary
 from thinwire.errors import NonFiniteError
-from thinwire.exchange import Exchange
 from thinwire.kernels import stream_key
-from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import ErrorFeedback, LocalClipping, MomentumCorrection, NoMemory, RescaledError, Velocity
 from thinwire.methods import METHODS
-from thinwire.payloads import Accepted, Signs, Sparse, Ternary
 from thinwire.transport import ThreadNet, ThreadWorld
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)

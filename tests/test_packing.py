@@ -22,9 +22,10 @@ from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import Body
 from thinwire.codecs.indices import IndexPlan, RiceSections, decode_indices, index_budget
 from thinwire.codecs.values import decode_values, encode_values, saturating_half, value_sections_nbytes
+from thinwire.engine.context import Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Sparse
 from thinwire.kernels import cpu, native, reference
-from thinwire.layout import Layout, Turn
-from thinwire.payloads import Sparse
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from oracles.selection import balanced
 
 from thinwire import DGC, GradientDropping
 from thinwire.compressors.quotas import balanced_rate, quotas
-from thinwire.layout import Layout
+from thinwire.engine.layout import Layout
 
 VGG = [1728, 36864, 73728, 147456, 294912, 589824, 589824, 1179648, *[2359296] * 5, 5120]
 

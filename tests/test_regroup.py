@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire.edges import fixed_buckets as regroup
-from thinwire.edges.ddp import Bucket
-from thinwire.edges.fixed_buckets import Regrouper, fixed_groups
+from thinwire.edges.fixed_buckets import Regrouper
+from thinwire.engine.fixed_groups import fixed_groups
+from thinwire.engine.worker import Bucket
 
 KB = 256  # elements of float32
 

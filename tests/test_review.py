@@ -24,12 +24,13 @@ from thinwire.checkpoint.reshard import reshard
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather
 from thinwire.compressors import TopK
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.exchange import DenseMean, Exchange
+from thinwire.engine.hierarchy import Hierarchy
+from thinwire.engine.layout import Layout
+from thinwire.engine.named_state import NamedState
 from thinwire.errors import NonFiniteError
-from thinwire.exchange import DenseMean, Exchange
-from thinwire.hierarchy import Hierarchy
-from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import ErrorFeedback
-from thinwire.named_state import NamedState
 from thinwire.transport import ThreadNet, ThreadWorld
 from thinwire.transport.groups import check_agreement
 

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from thinwire.edges import bucket_fusion as merging
-from thinwire.layout import Hyper, Layout, Turn
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
 from thinwire.methods import parse_method
 from thinwire.transport import Net, ThreadWorld, TorchNet
 from thinwire.transport.processes import ROUNDS_FROM

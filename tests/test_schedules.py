@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.engine.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup, Schedule
 from thinwire.methods import DGC, GradientDropping, GTopK
-from thinwire.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup, Schedule
 
 QUICK = settings(deadline=None, max_examples=100, derandomize=True)
 KINDS = [ExponentialWarmup, ListedWarmup, DropRatioWarmup]

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from thinwire.compressors import Sign, Ternarize, TopK
 from thinwire.compressors.quotas import entries_kept, quotas
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.schedules import ExponentialWarmup
 from thinwire.kernels import cpu, native, reference
-from thinwire.layout import Hyper, Layout, Turn
-from thinwire.schedules import ExponentialWarmup
 
 QUICK = settings(deadline=None, max_examples=80, derandomize=True)
 SIZES = [0, 1, 7, 1023, 4097]

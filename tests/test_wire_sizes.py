@@ -13,9 +13,10 @@ from oracles.selection import balanced
 from torch import Tensor
 
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
-from thinwire.layout import Hyper, Layout, Turn
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Sparse
 from thinwire.methods import DGC, BlockSign, Dense, GradientDropping, GTopK, Method, Noop, SignSGD, TernGrad
-from thinwire.payloads import Sparse
 from thinwire.transport import ThreadNet, ThreadWorld
 
 CPU = torch.device("cpu")

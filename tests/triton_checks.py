@@ -18,11 +18,12 @@ from thinwire import kernels
 from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.codecs.frame import is_finished
 from thinwire.compressors import TopK
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Sparse, Ternary, TernaryDraw
 from thinwire.kernels import gpu, reference
 from thinwire.kernels.reference import Segments
-from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import ErrorFeedback, MomentumCorrection
-from thinwire.payloads import Sparse, Ternary, TernaryDraw
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"

@@ -8,6 +8,7 @@ starting.expect_ctrl_c()  # the command's alone, and before the seconds that tor
 
 from thinwire.advisor.advice import Advice, advise
 from thinwire.attach import Wire, attach
+from thinwire.engine.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup
 from thinwire.errors import DetachedError, ExchangeError, FrameError, ReplicaError
 from thinwire.methods import (
     DGC,
@@ -22,7 +23,6 @@ from thinwire.methods import (
     TernGrad,
     parse_method,
 )
-from thinwire.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup
 from thinwire.stats import Stats
 
 __version__ = "0.1.0"

@@ -17,7 +17,7 @@ from thinwire.edges.bucket_fusion import choice as merging_choice
 from thinwire.edges.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, is_attached
 from thinwire.edges.optimizer import OptimizerView
 from thinwire.edges.wire import Wire
-from thinwire.hierarchy import machine_groups, sends_nothing
+from thinwire.engine.hierarchy import machine_groups, sends_nothing
 from thinwire.methods import Dense, Method, parse_method
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.transport import TorchNet

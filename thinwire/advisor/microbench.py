@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from thinwire.collectives.shards import WHOLE_BELOW
-from thinwire.layout import Hyper, Layout, Turn
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.protocols import Aggregator
 from thinwire.methods import Method
 from thinwire.methods.base import Rows
-from thinwire.protocols import Aggregator
 from thinwire.transport import Meanwhile, Net, Traffic
 
 NOISE = 2**18  # random numbers that are enough to repeat: drawing a whole model's takes longer than exchanging it

@@ -21,7 +21,7 @@ from thinwire.advisor.cost.plans import exchanged_rows, layouts_of
 from thinwire.advisor.cost.steps import BUCKET, FIRST_BUCKET
 from thinwire.advisor.link import Link, measure_link, meet, slowest_s
 from thinwire.advisor.microbench import DryRun, Rehearsal
-from thinwire.layout import Layout
+from thinwire.engine.layout import Layout
 from thinwire.methods import DGC, GradientDropping, GTopK, Method
 from thinwire.methods.base import Rows
 from thinwire.transport import Net, TorchNet, aside

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.collectives.shards import bounds
-from thinwire.layout import Segment
+from thinwire.engine.layout import Segment
 
 Vectors = dict[str, Tensor]
 

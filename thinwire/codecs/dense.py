@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.frame import HEADER_NBYTES, Header, as_bytes, build, frame_size, header_words, open_frame
+from thinwire.engine.context import Turn
+from thinwire.engine.payloads import Signs, SignsOf, Ternary, TernaryDraw
 from thinwire.errors import FrameError
 from thinwire.kernels import Runs, encode_ternary_frame, on_gpu, sum_trits, write_levels
-from thinwire.layout import Turn
-from thinwire.payloads import Signs, SignsOf, Ternary, TernaryDraw
 
 
 def count_blocks(blocks: Runs) -> int:

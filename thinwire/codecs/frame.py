@@ -15,10 +15,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from thinwire.engine.context import Turn
 from thinwire.errors import FrameError
 from thinwire.kernels import checksum_around, frame_heads
 from thinwire.kernels.uploads import once_a_thread, upload
-from thinwire.layout import Turn
 
 MAGIC = b"TW"
 VERSION = 1

@@ -31,11 +31,11 @@ from thinwire.codecs.indices import (
     take_rice,
 )
 from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, value_sections_nbytes
+from thinwire.engine.context import Turn
+from thinwire.engine.payloads import Sparse, Spread
+from thinwire.engine.workspace import BACK, FRONT, Scratch
 from thinwire.errors import FrameError
 from thinwire.kernels import RiceStream, encode_rice_frame, keep_largest, on_gpu, rice_indices
-from thinwire.layout import Turn
-from thinwire.payloads import Sparse, Spread
-from thinwire.scratch import BACK, FRONT, Scratch
 
 _DEVICE_ENTRIES = 1 << 18  # a GPU's programs each add up all blocks before theirs: not for warm-ups of large models
 _VALUE_NAMES = {code: name for name, code in VALUE_CODES.items()}

@@ -13,8 +13,8 @@ from torch import Tensor
 from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import is_finished
 from thinwire.collectives.stateless import StatelessCollective
-from thinwire.layout import Turn
-from thinwire.payloads import (
+from thinwire.engine.context import Turn
+from thinwire.engine.payloads import (
     Accepted,
     Sparse,
     SparseResult,
@@ -23,7 +23,7 @@ from thinwire.payloads import (
     clear,
     write_tail,
 )
-from thinwire.scratch import BACK, Scratch
+from thinwire.engine.workspace import BACK, Scratch
 from thinwire.transport import Net
 
 _AT_ONCE = 4  # frames that are decoded together, which threads share; more of them would need more memory

@@ -23,10 +23,10 @@ from torch import Tensor
 from thinwire.codecs import SignsCodec, SparseCodec
 from thinwire.codecs.sparse import Room
 from thinwire.collectives.stateless import StatelessCollective
+from thinwire.engine.context import Turn
+from thinwire.engine.payloads import Accepted, Signs, Sparse, SparseResult, clear
+from thinwire.engine.workspace import BACK, FRONT, Scratch
 from thinwire.kernels import Entries, keep_masked, mask_contained, merge_topk, union_add
-from thinwire.layout import Turn
-from thinwire.payloads import Accepted, Signs, Sparse, SparseResult, clear
-from thinwire.scratch import BACK, FRONT, Scratch
 from thinwire.transport import Net
 
 

@@ -17,11 +17,12 @@ from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, TernaryCodec
 from thinwire.codecs.dense import count_blocks
 from thinwire.collectives.shards import Shard, block_scales, piece_scales, shards, worker_runs
 from thinwire.collectives.stateless import StatelessCollective
+from thinwire.engine.context import Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.named_state import NamedState
+from thinwire.engine.payloads import Accepted, DenseResult, Payload, Result, Signs, SignsOf, TernaryDraw, WrittenResult
 from thinwire.kernels import add_mean_of_signs, coins, sign_scales, stream_key, write_signs
-from thinwire.layout import Layout, Turn
 from thinwire.memory import RateRatio
-from thinwire.named_state import NamedState
-from thinwire.payloads import Accepted, DenseResult, Payload, Result, Signs, SignsOf, TernaryDraw, WrittenResult
 from thinwire.transport import Net
 
 VOTE_RANK = 0xFFFFFFFF  # the "rank" whose random stream breaks ties of a vote, wherever it is counted

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from thinwire.compressors.blocksign import cut_into_blocks
+from thinwire.engine.context import Turn
+from thinwire.engine.layout import Layout, Segment
 from thinwire.kernels import Runs
 from thinwire.kernels.uploads import once_a_thread, upload
-from thinwire.layout import Layout, Segment, Turn
 
 WHOLE_BELOW = 4096  # a tensor smaller than this is served by one rank
 

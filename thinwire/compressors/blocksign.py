@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.engine.context import Turn
+from thinwire.engine.hints import Scout
+from thinwire.engine.payloads import Signs, SignsOf
 from thinwire.kernels import Runs, blockwise_sign, on_gpu, sign_scales
-from thinwire.layout import Turn
-from thinwire.memory import Scout
-from thinwire.payloads import Signs, SignsOf
 
 
 def cut_into_blocks(numel: int, block: int | None) -> Runs:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from thinwire.layout import Layout
-from thinwire.payloads import Spread
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Spread
 
 SCOPES = ("balanced", "tensor", "model")
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.engine.context import Turn
+from thinwire.engine.gradients import Gradient, as_flat
+from thinwire.engine.hints import Scout
+from thinwire.engine.payloads import Signs
 from thinwire.kernels import coins, stream_key
-from thinwire.layout import Turn
-from thinwire.memory import Gradient, Scout, as_flat
-from thinwire.payloads import Signs
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from thinwire.engine.context import Turn
+from thinwire.engine.gradients import Gradient
+from thinwire.engine.hints import Scout
+from thinwire.engine.payloads import TernaryDraw
 from thinwire.kernels import clipped_scalers, stream_key
-from thinwire.layout import Turn
-from thinwire.memory import Gradient, Scout
-from thinwire.payloads import TernaryDraw
 
 
 @dataclass

@@ -8,6 +8,12 @@ import torch
 from torch import Tensor
 
 from thinwire.compressors.quotas import quotas, spread_of
+from thinwire.engine.context import Turn
+from thinwire.engine.hints import Scout, SearchRoom
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Sparse
+from thinwire.engine.schedules import Schedule
+from thinwire.engine.workspace import Scratch
 from thinwire.kernels import (
     listing_entries,
     on_gpu,
@@ -18,11 +24,6 @@ from thinwire.kernels import (
     stream_key,
     take_at,
 )
-from thinwire.layout import Layout, Turn
-from thinwire.memory import Scout, SearchRoom
-from thinwire.payloads import Sparse
-from thinwire.schedules import Schedule
-from thinwire.scratch import Scratch
 
 _SEARCHED_DENSITY = 0.05  # beyond it the search's lists would need a good part of the gradient's memory,
 _SMALL_LAYOUT = 1 << 22  # which does not matter where that is small

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.edges.ddp import Worker
 from thinwire.edges.optimizer import OptimizerView
-from thinwire.hierarchy import Groups, Hierarchy, sends_nothing
-from thinwire.layout import shaped_like
-from thinwire.local import average_parameters
+from thinwire.engine.hierarchy import Groups, Hierarchy, sends_nothing
+from thinwire.engine.layout import shaped_like
+from thinwire.engine.local_gradients import average_parameters
+from thinwire.engine.protocols import Aggregator
+from thinwire.engine.worker import Worker
 from thinwire.methods import Method
 from thinwire.monitor.health import Guard
-from thinwire.protocols import Aggregator
 from thinwire.transport import TorchNet, aside
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.layout import Hyper, memory_flat, shaped_like
+from thinwire.engine.context import Hyper
+from thinwire.engine.layout import memory_flat, shaped_like
 
 
 class OptimizerView:

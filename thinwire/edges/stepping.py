@@ -9,12 +9,14 @@ from torch import Tensor
 
 from thinwire.edges.amp import Gate
 from thinwire.edges.bucket_fusion import Merger, Meter
-from thinwire.edges.ddp import THAWED, Bucket, Router
+from thinwire.edges.ddp import THAWED, Router
 from thinwire.edges.fixed_buckets import Regrouper
 from thinwire.edges.saving import Saver
+from thinwire.engine.context import Probe, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.local_gradients import DRIFTED, average_parameters
+from thinwire.engine.worker import Bucket
 from thinwire.errors import ExchangeError, NonFiniteError
-from thinwire.layout import Layout, Probe, Turn
-from thinwire.local import DRIFTED, average_parameters
 from thinwire.monitor.clip_warning import ChangeWatch
 from thinwire.monitor.stragglers import SAMPLE_EVERY, Pacer
 from thinwire.monitor.user_warning import warn_user

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire.edges.kept import Keeper
-from thinwire.hierarchy import Hierarchy
-from thinwire.layout import Probe
+from thinwire.engine.context import Probe
+from thinwire.engine.hierarchy import Hierarchy
 from thinwire.monitor.replicas import check_replicas
 from thinwire.transport import aside
 

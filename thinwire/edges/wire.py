@@ -12,20 +12,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.edges.amp import Gate
 from thinwire.edges.bucket_fusion import Merger, choice
-from thinwire.edges.ddp import Bucket, Router, Worker, router_of
+from thinwire.edges.ddp import Router, router_of
 from thinwire.edges.fixed_buckets import Regrouper
 from thinwire.edges.optimizer import OptimizerView
 from thinwire.edges.stepping import Stepper
+from thinwire.engine.exchange import Exchange, NoopMean
+from thinwire.engine.hierarchy import Groups, Hierarchy
+from thinwire.engine.layout import Layout, shaped_like
+from thinwire.engine.local_gradients import averaged
+from thinwire.engine.protocols import Aggregator, Clock
+from thinwire.engine.worker import Bucket, Worker
 from thinwire.errors import DetachedError
-from thinwire.exchange import Exchange, NoopMean
-from thinwire.hierarchy import Groups, Hierarchy
-from thinwire.layout import Layout, shaped_like
-from thinwire.local import averaged
 from thinwire.methods import Method, parse_method
 from thinwire.monitor.clip_warning import ChangeWatch
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.stragglers import Pacer
-from thinwire.protocols import Aggregator, Clock
 from thinwire.stats import Stats
 from thinwire.transport import TorchNet, aside
 from thinwire.transport.failures import Lookout, lookout_of

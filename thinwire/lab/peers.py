@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.exchange import reduce_flat
-from thinwire.layout import Layout, Turn
+from thinwire.engine.context import Turn
+from thinwire.engine.exchange import reduce_flat
+from thinwire.engine.layout import Layout
+from thinwire.engine.protocols import Aggregator, Clock
 from thinwire.methods import METHODS, Dense, Method, parse_method
-from thinwire.protocols import Aggregator, Clock
 from thinwire.transport import Net
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from thinwire.layout import Layout
+from thinwire.engine.layout import Layout
+from thinwire.engine.protocols import Aggregator, Memory
 from thinwire.memory import LocalClipping
 from thinwire.methods.strings import no_option, read_method, spell, without_idle_masking
-from thinwire.protocols import Aggregator, Memory
 from thinwire.transport import Net
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from thinwire.exchange import DenseMean, NoopMean
+from thinwire.engine.exchange import DenseMean, NoopMean
+from thinwire.engine.protocols import Aggregator
 from thinwire.methods.base import Method
 from thinwire.methods.options import one_of
-from thinwire.protocols import Aggregator
 from thinwire.transport import Net
 
 

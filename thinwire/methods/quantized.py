@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from thinwire.collectives import BlockSignServer, TernaryServer, VoteServer
 from thinwire.compressors import BlockSigns, Sign, Ternarize
-from thinwire.exchange import Exchange
+from thinwire.engine.exchange import Exchange
+from thinwire.engine.protocols import Aggregator
 from thinwire.memory import NoMemory, RescaledError, Velocity
 from thinwire.methods.base import Method, clipped
 from thinwire.methods.options import (
@@ -21,7 +22,6 @@ from thinwire.methods.options import (
     one_of,
     require,
 )
-from thinwire.protocols import Aggregator
 from thinwire.transport import Net
 
 

@@ -12,8 +12,11 @@ from thinwire.codecs.values import VALUE_CODES
 from thinwire.collectives import AllGather, GlobalTopK
 from thinwire.compressors import TopK
 from thinwire.compressors.quotas import SCOPES
-from thinwire.exchange import Exchange
-from thinwire.local import LOCAL_MODES
+from thinwire.engine.exchange import Exchange
+from thinwire.engine.local_gradients import LOCAL_MODES
+from thinwire.engine.protocols import Aggregator
+from thinwire.engine.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup, Schedule
+from thinwire.engine.workspace import Scratch
 from thinwire.memory import ErrorFeedback, MomentumCorrection
 from thinwire.methods.base import Method, clipped
 from thinwire.methods.options import (
@@ -26,9 +29,6 @@ from thinwire.methods.options import (
     one_of,
     require,
 )
-from thinwire.protocols import Aggregator
-from thinwire.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup, Schedule
-from thinwire.scratch import Scratch
 from thinwire.transport import Net
 
 Warmup = Schedule | int | None

@@ -27,7 +27,7 @@ from statistics import median
 
 import torch
 
-from thinwire.layout import Probe
+from thinwire.engine.context import Probe
 from thinwire.methods import Method
 from thinwire.transport import Net, aside
 

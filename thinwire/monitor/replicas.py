@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from thinwire.engine.layout import memory_flat
 from thinwire.errors import ReplicaError
 from thinwire.kernels import checksum
-from thinwire.layout import memory_flat
 from thinwire.transport import Net
 
 NAMED_AT_MOST = 5

@@ -16,8 +16,8 @@ from thinwire.advisor.link import Link
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
 from thinwire.compressors.blocksign import cut_into_blocks
 from thinwire.compressors.quotas import entries_kept, quotas, spread_of
-from thinwire.edges.fixed_buckets import fixed_groups
-from thinwire.layout import Layout
+from thinwire.engine.fixed_groups import fixed_groups
+from thinwire.engine.layout import Layout
 from thinwire.methods import DGC, BlockSign, Dense, GradientDropping, GTopK, Method, Noop, SignSGD, TernGrad
 from thinwire.methods.base import Rows
 

@@ -12,11 +12,12 @@ from thinwire.codecs import SignsCodec, SparseCodec, TernaryCodec
 from thinwire.codecs.frame import open_frame, read_heads
 from thinwire.codecs.indices import take_rice
 from thinwire.compressors import BlockSigns, Ternarize, TopK
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Accepted
+from thinwire.engine.workspace import Scratch
 from thinwire.lab.bench.rows import Row, commit, hardware, measure, measure_on_gpu, percentiles, today
-from thinwire.layout import Hyper, Layout, Turn
 from thinwire.memory import MomentumCorrection, RescaledError
-from thinwire.payloads import Accepted
-from thinwire.scratch import Scratch
 
 SIZES = {"resnet20": 270_000, "resnet50": 25_557_032, "alexnet": 61_100_840, "vgg16": 138_357_544}
 DENSITY = 0.001

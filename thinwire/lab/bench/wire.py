@@ -12,9 +12,10 @@ from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import HEADER_NBYTES, _frame_checksum
 from thinwire.codecs.indices import INDEX_CODES
 from thinwire.codecs.values import VALUE_CODES, value_sections_nbytes
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import Layout
+from thinwire.engine.payloads import Sparse
 from thinwire.lab.bench.rows import commit, hardware, measure, percentiles, today
-from thinwire.layout import Hyper, Layout, Turn
-from thinwire.payloads import Sparse
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.layout import memory_flat
 from thinwire.lab.recipes.events import Histogram, Histograms
-from thinwire.layout import Hyper, Turn, memory_flat
 from thinwire.methods import Method, TernGrad
 from thinwire.transport import Net
 

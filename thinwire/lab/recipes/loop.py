@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from thinwire.engine.local_gradients import averaged
 from thinwire.lab import peers
 from thinwire.lab.recipes.base import Batch, Recipe, samples_in
 from thinwire.lab.recipes.checkpoints import Checkpoints
 from thinwire.lab.recipes.events import Breakdown, Epoch, Halted, Outcome, Progress, Report, Steps
 from thinwire.lab.recipes.histograms import GradientTap, histograms
 from thinwire.lab.recipes.tally import Clock, Tally, tally
-from thinwire.local import averaged
 from thinwire.transport import GroupNet, TorchNet
 from thinwire.transport.failures import Lookout
 

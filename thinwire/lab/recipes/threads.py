@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.edges.fixed_buckets import fixed_groups
 from thinwire.edges.optimizer import OptimizerView
+from thinwire.engine.context import Turn
+from thinwire.engine.fixed_groups import fixed_groups
+from thinwire.engine.layout import memory_flat
+from thinwire.engine.local_gradients import average_parameters
 from thinwire.lab.recipes.base import Batch, Recipe, samples_in
 from thinwire.lab.recipes.events import Report
 from thinwire.lab.recipes.joint import JointStep
 from thinwire.lab.recipes.loop import Plan, Training
-from thinwire.layout import Turn, memory_flat
-from thinwire.local import average_parameters
 from thinwire.methods import Method
 from thinwire.stats import Stats
 from thinwire.transport import ThreadNet, ThreadWorld

@@ -16,8 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from thinwire.layout import Turn
-from thinwire.payloads import Accepted, Result, Sparse, SparseResult, WrittenResult, add_entries
+from thinwire.engine.context import Turn
+from thinwire.engine.payloads import Accepted, Result, Sparse, SparseResult, WrittenResult, add_entries
 from thinwire.transport import Net
 from thinwire.transport.failures import ENTERED
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.context import Turn
+from thinwire.engine.layout import Layout
 from thinwire.kernels import stream_key, uniform
-from thinwire.layout import Layout, Turn
 
 
 class NamedState:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.context import Turn
+from thinwire.engine.exchange import reduce_flat
+from thinwire.engine.protocols import Aggregator
 from thinwire.errors import ExchangeError, NonFiniteError
-from thinwire.exchange import reduce_flat
 from thinwire.kernels import first_nonfinite
-from thinwire.layout import Turn
-from thinwire.protocols import Aggregator
 from thinwire.transport import Net
 
 Groups = tuple[tuple[int, ...], ...]

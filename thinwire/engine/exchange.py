@@ -10,21 +10,21 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from thinwire.engine.context import Turn
+from thinwire.engine.gradients import as_flat, coded_part, tail_part
+from thinwire.engine.local_gradients import combine, take_own_off
+from thinwire.engine.payloads import DenseResult, Payload, Result
+from thinwire.engine.protocols import Clock, Collective, Compressor, Memory
+from thinwire.engine.workspace import BACK, Scratch
 from thinwire.errors import NonFiniteError
 from thinwire.kernels import first_nonfinite, on_gpu
-from thinwire.layout import Turn
-from thinwire.local import combine, take_own_off
-from thinwire.memory import as_flat, coded_part, tail_part
-from thinwire.payloads import DenseResult, Payload, Result
-from thinwire.protocols import Clock, Collective, Compressor, Memory
-from thinwire.scratch import BACK, Scratch
 from thinwire.transport import Net
 
 P = TypeVar("P", bound=Payload)
 
 
 class Exchange(Generic[P]):
-    """Memory, compressor and collective around one net; ``local`` is a mode of thinwire.local or None.
+    """Memory, compressor and collective around one net; ``local`` is a mode of thinwire.engine.local_gradients or None.
 
     ``scratch`` is memory that compressor and collective share, where they do; every exchange begins it anew.
     """

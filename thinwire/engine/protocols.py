@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from thinwire.layout import Turn
-from thinwire.memory import Gradient, Scout
-from thinwire.named_state import NamedState
-from thinwire.payloads import Accepted, Payload, Result
+from thinwire.engine.context import Turn
+from thinwire.engine.gradients import Gradient
+from thinwire.engine.hints import Scout
+from thinwire.engine.named_state import NamedState
+from thinwire.engine.payloads import Accepted, Payload, Result
 from thinwire.transport import Net
 
 Chosen = TypeVar("Chosen", bound=Payload, covariant=True)

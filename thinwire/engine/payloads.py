@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.engine.context import Turn
+from thinwire.engine.layout import Layout
 from thinwire.kernels import (
     Runs,
     add_signs,
@@ -23,7 +25,6 @@ from thinwire.kernels import (
     unpack_bits,
     unpack_trits,
 )
-from thinwire.layout import Layout, Turn
 
 Spread = tuple[tuple[int, int], ...]
 """(elements, entries) of every part of a vector whose parts send different shares; () where all send the same."""

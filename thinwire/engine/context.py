@@ -1,112 +1,15 @@
-"""Where each parameter's gradient lies inside the flat vector of one exchange."""
+"""Everything that one exchange needs to know besides the gradient itself."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from thinwire.engine.layout import Layout, memory_flat
 from thinwire.kernels import Segments
-
-
-def memory_flat(tensor: Tensor) -> Tensor:  # any shape -> (numel,)
-    """View a tensor's elements in the order in which they lie in memory, which is the order of DDP's buckets.
-
-    A dense tensor in another memory format (channels_last, a transposed weight) is one stretch of memory; anything else
-    is taken row by row, as DDP does.
-    """
-    if tensor.is_contiguous():
-        return tensor.reshape(-1)
-    if tensor.dim() != 4 or not tensor.is_contiguous(memory_format=torch.channels_last):
-        expected = 1
-        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-            if size != 1:
-                if stride != expected:
-                    return tensor.reshape(-1)
-                expected *= size
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-
-
-def shaped_like(flat: Tensor, tensor: Tensor) -> Tensor:  # (numel,) -> the tensor's shape and memory format
-    """Undo memory_flat: a copy with the tensor's dtype."""
-    out = torch.empty_like(tensor, requires_grad=False)
-    view = memory_flat(out)
-    view.copy_(flat)
-    return out if view.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() else view.view_as(out)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One parameter inside a flat vector.
-
-    ``ordinal`` is the parameter's place in ``model.named_parameters()``: the same on every rank, whatever the buckets.
-    ``start`` is its first element in the flat vector. ``coded`` says that it goes through the compressor; the others
-    form the tail of the vector and travel dense inside the same frame.
-    """
-
-    name: str
-    ordinal: int
-    numel: int
-    start: int
-    coded: bool
-
-    @property
-    def span(self) -> slice:
-        return slice(self.start, self.start + self.numel)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The segments of one exchange: the coded ones first, then the dense tail, each in the order they were given.
-
-    ``coded_sizes`` are those of all coded tensors of the model, the smallest first, for what is divided between them
-    whatever they share an exchange with.
-    """
-
-    segments: tuple[Segment, ...]
-    coded_sizes: tuple[int, ...]
-
-    def __hash__(self) -> int:  # layouts are dictionary keys on the hot path
-        return self.fingerprint
-
-    @classmethod
-    def of(cls, entries: Sequence[tuple[str, int, int, bool]], coded_sizes: Sequence[int] | None = None) -> Layout:
-        """Build a layout from (name, ordinal, numel, coded) rows, which without ``coded_sizes`` are the whole model."""
-        segments, start = [], 0
-        for name, ordinal, numel, coded in sorted(entries, key=lambda entry: not entry[3]):
-            segments.append(Segment(name, ordinal, numel, start, coded))
-            start += numel
-        own = [segment.numel for segment in segments if segment.coded]
-        return cls(tuple(segments), tuple(sorted(own if coded_sizes is None else coded_sizes)))
-
-    @cached_property
-    def numel(self) -> int:
-        return sum(segment.numel for segment in self.segments)
-
-    @cached_property
-    def coded(self) -> tuple[Segment, ...]:
-        return tuple(segment for segment in self.segments if segment.coded)
-
-    @cached_property
-    def coded_numel(self) -> int:
-        return sum(segment.numel for segment in self.coded)
-
-    @property
-    def tail_numel(self) -> int:
-        return self.numel - self.coded_numel
-
-    def split(self, flat: Tensor) -> tuple[Tensor, ...]:  # (n,) -> one view a segment
-        return flat.split([segment.numel for segment in self.segments])
-
-    @cached_property
-    def fingerprint(self) -> int:
-        """32 bits that differ when two ranks exchange different things; travels in every frame."""
-        text = ";".join(f"{s.name}:{s.numel}:{int(s.coded)}" for s in self.segments)
-        return zlib.crc32(text.encode())
 
 
 @dataclass(frozen=True)
@@ -186,7 +89,7 @@ class Turn:
     move weight decay in front of the compression. ``applied``, parallel to them or empty, is how many times its weights
     are added to a coded segment's mean on every rank alike, without being sent; a memory takes that off what it keeps.
     ``own``, where it is not 0, is the share of this rank's own gradient that the coded mean is added to, and not to
-    zeros (thinwire/local.py).
+    zeros (thinwire/engine/local_gradients.py).
     """
 
     layout: Layout

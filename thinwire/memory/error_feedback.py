@@ -1,0 +1,23 @@
+"""What was not sent is added to the next gradient."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from thinwire.engine.context import Turn
+from thinwire.engine.gradients import Gradient
+from thinwire.engine.hints import Scout
+from thinwire.engine.payloads import Accepted
+from thinwire.memory.base import StatefulMemory
+
+
+class ErrorFeedback(StatefulMemory):
+    """x = g + e; e = x - accepted (gTop-k Algorithm 4 lines 4-10, gradient dropping Algorithm 1 lines 3-7)."""
+
+    kinds = ("residual",)
+
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        return self._accumulate(turn, grad, scout, with_velocity=False)
+
+    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+        accepted.subtract_from(x)  # x is the residual itself

@@ -1,0 +1,93 @@
+"""Momentum in front of the compression: velocities that accumulate (DGC), or that are sent as they are (Signum)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.context import Turn
+from thinwire.engine.gradients import Gradient, as_flat, as_parts
+from thinwire.engine.hints import Scout
+from thinwire.engine.payloads import Accepted
+from thinwire.kernels import zero_at
+from thinwire.memory.base import StatefulMemory
+from thinwire.memory.rates import RateRatio
+
+
+def apply_momentum(turn: Turn, velocity: Tensor, grad: Tensor) -> None:  # (n,) float32 both, changed in place
+    """velocity = m velocity + grad; grad becomes the velocity, or grad + m velocity for Nesterov: SGD's own update."""
+    for span, hyper in turn.runs():
+        if hyper.momentum:
+            velocity[span].mul_(hyper.momentum).add_(grad[span])
+            if hyper.nesterov:
+                grad[span].add_(velocity[span], alpha=hyper.momentum)
+            else:
+                grad[span].copy_(velocity[span])
+
+
+class Velocity(StatefulMemory):
+    """Signum: the optimizer's momentum in front of the compression, and no residual.
+
+    u = m u + g; what is sent is u, or g + m u for Nesterov.
+    """
+
+    kinds = ("velocity",)
+    watches = False
+
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        flat = as_flat(grad)
+        apply_momentum(turn, self.state.flat("velocity", turn.layout, flat.device), flat)
+        return flat
+
+
+class MomentumCorrection(StatefulMemory):
+    """DGC: u = m u + g, v = v + u (Eq. 4), or v = v + m u + g for Nesterov (Eq. 7); v is what should be sent.
+
+    g includes the weight decay. With ``masking`` the velocity of every coordinate that was sent is cleared (section
+    2.3); tensors that travel dense are never masked, because all of their coordinates are always sent and masking
+    would take their momentum away altogether.
+
+    With ``direct`` the decay need not wait: every rank knows the weights, so s w is added to the mean of coded tensors
+    on all of them without being sent, and taken off what waits: v = v + (u - s w). s = decay / (1 - m) is what momentum
+    makes of the decay of weights that stand still. Nothing is lost or added, whatever the weights do meanwhile, and
+    with density 1 the result is SGD's.
+
+    Both together: masking would clear the decay's velocity, too, so u and v are without it and s w alone is applied, as
+    in the code of DGC's authors. A gradient then loses velocity whenever its element is sent and the decay does not:
+    beside each other the decay is the stronger, up to 1 / (1 - m) times where an element is sent at every step.
+
+    With ``rescaling`` v = (eta_{t-1} / eta_t) v + u, as in dist-EF-blockSGDM (Algorithm 4): what waits is applied with
+    the learning rates of the steps that it comes from, and not with the one at which it leaves.
+    """
+
+    kinds = ("velocity", "residual")
+
+    def __init__(
+        self, masking: bool, dtype: torch.dtype = torch.float32, rescaling: bool = False, direct: bool = True
+    ) -> None:
+        super().__init__(dtype)
+        self.masking, self.direct = masking, direct
+        self.ratio = RateRatio() if rescaling else None
+
+    def applied(self, turn: Turn) -> tuple[float, ...]:
+        if not self.direct:
+            return ()
+        rows = zip(turn.layout.segments, turn.hypers, strict=True)
+        shares = tuple(hyper.steady_decay if segment.coded else 0.0 for segment, hyper in rows)
+        return shares if any(shares) else ()
+
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        ratios = None
+        if self.ratio is not None:
+            residual = self.state.flat("residual", turn.layout, as_parts(turn.layout, grad)[0].device)
+            ratios = self.ratio.begin(turn, residual)
+        coded_decay = not (self.direct and self.masking)
+        return self._accumulate(turn, grad, scout, with_velocity=True, coded_decay=coded_decay, ratios=ratios)
+
+    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+        accepted.subtract_from(x)
+        if self.ratio is not None:
+            self.ratio.end(x)
+        if self.masking and accepted.sent is not None:
+            sent = accepted.sent if self.ratio is None else self.ratio.that_moved(accepted.sent)
+            zero_at(self.state.flat("velocity", turn.layout, x.device), sent)

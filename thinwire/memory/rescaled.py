@@ -1,0 +1,44 @@
+"""dist-EF-blockSGDM's error, rescaled where the learning rate changes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.context import Turn
+from thinwire.engine.gradients import Gradient, as_parts
+from thinwire.engine.hints import Scout
+from thinwire.engine.payloads import Accepted
+from thinwire.kernels import error_step
+from thinwire.memory.base import StatefulMemory
+from thinwire.memory.rates import RateRatio
+
+
+class RescaledError(StatefulMemory):
+    """dist-EF-blockSGDM, Algorithm 4 on the worker: m = mu m + g; p = q + (eta_{t-1} / eta_t) e; e = p - Delta.
+
+    q is mu m + g with Nesterov momentum (the paper's), m with plain momentum, g without. g includes the weight decay
+    when ``momentum_moved``: momentum and weight decay are then taken from the user's SGD; otherwise the optimizer
+    keeps both.
+    """
+
+    ratio: RateRatio
+
+    def __init__(self, momentum_moved: bool, dtype: torch.dtype = torch.float32) -> None:
+        self.kinds = ("velocity", "residual") if momentum_moved else ("residual",)
+        super().__init__(dtype)
+        self.momentum_moved = momentum_moved
+        self.ratio = RateRatio()
+
+    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+        parts = as_parts(turn.layout, grad)
+        residual = self.state.flat("residual", turn.layout, parts[0].device)
+        ratios = self.ratio.begin(turn, residual)
+        moved = self.momentum_moved and any(hyper.momentum for hyper in turn.hypers)
+        velocity = self.state.flat("velocity", turn.layout, parts[0].device) if moved else None
+        error_step(parts, turn.segments(with_decay=self.momentum_moved), ratios, velocity, residual, turn.alarm.flag)
+        return residual
+
+    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+        accepted.subtract_from(x)
+        self.ratio.end(x)

@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.codecs import SignsCodec, SparseCodec
 from thinwire.codecs import frame as frame_module
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs, Sparse
 from thinwire.lab.bench.rows import percentiles
@@ -30,7 +30,7 @@ def checksum_costs(numel: int, repeats: int) -> list[dict[str, Any]]:
     (up to 200 ms a call) is all that one sees.
     """
     x, none, k = torch.randn(numel, generator=torch.Generator().manual_seed(0)), torch.zeros(0), round(numel / 1000)
-    turn, blocks = Turn(Layout.of([("w", 0, numel, True)]), STEP, (Hyper(),)), ((numel, 1),)
+    context, blocks = ExchangeContext(Layout.of([("w", 0, numel, True)]), STEP, (Hyper(),)), ((numel, 1),)
     sparse, signs, rows = SparseCodec(), SignsCodec(), []
 
     def chosen() -> Sparse:
@@ -41,14 +41,14 @@ def checksum_costs(numel: int, repeats: int) -> list[dict[str, Any]]:
         return Signs(*kernels.blockwise_sign(x, blocks), blocks)
 
     def decode_sparse(frame: Tensor) -> object:
-        return sparse.decode(turn, frame, numel, k, 0, CPU, ORIGIN)
+        return sparse.decode(context, frame, numel, k, 0, CPU, ORIGIN)
 
     def decode_signs(frame: Tensor) -> object:
-        return signs.decode(turn, frame, blocks, 1, 0, CPU, ORIGIN)
+        return signs.decode(context, frame, blocks, 1, 0, CPU, ORIGIN)
 
     works: list[tuple[str, Callable[[], Any], Callable[[Any], Tensor], Callable[[Tensor], object]]] = [
-        ("DGC 0.1 %, fp32 rice", chosen, lambda payload: sparse.encode(turn, payload, none), decode_sparse),
-        ("BlockSign", signed, lambda payload: signs.encode(turn, payload, none), decode_signs),
+        ("DGC 0.1 %, fp32 rice", chosen, lambda payload: sparse.encode(context, payload, none), decode_sparse),
+        ("BlockSign", signed, lambda payload: signs.encode(context, payload, none), decode_signs),
     ]
     for module in homes():
         with home(module):
@@ -74,11 +74,11 @@ def _cost(
         "decode": lambda: decode(frame),
     }
     seconds: dict[str, list[float]] = {what: [] for what in works}
-    for turn in range(repeats + 2):  # by turns: what else the machine does meets all of them alike
+    for context in range(repeats + 2):  # by turns: what else the machine does meets all of them alike
         for what, work in works.items():
             begin = time.thread_time()
             work()
-            if turn >= 2:
+            if context >= 2:
                 seconds[what].append(time.thread_time() - begin)
     row: dict[str, Any] = {"frame": name, "home": module.__name__.rpartition(".")[2], "bytes": frame.numel()}
     for what, times in seconds.items():

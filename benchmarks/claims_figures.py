@@ -49,8 +49,8 @@ def kept(runs: str) -> list[Path]:
 
 def draw(chart: str, runs: tuple[str, ...], picture: Path) -> None:
     """One chart of the report of these runs."""
-    with TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+    with TemporaryDirectory() as workspace:
+        folder = Path(workspace)
         inputs = [write_folder(path, folder, method_of(path.stem)) for name in runs for path in kept(name)]
         command = [sys.executable, "-m", "thinwire", "report", *map(str, inputs)]
         command += ["--out", str(folder / "report.html"), "--figures", str(folder / "figures")]

@@ -13,7 +13,7 @@ from thinwire import kernels
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
 from thinwire.codecs.indices import INDEX_CODES
 from thinwire.codecs.values import VALUE_CODES
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs, Sparse, Ternary
 
@@ -33,8 +33,8 @@ class Target:
     features: set[object] = field(default_factory=set)
 
 
-def _turn(numel: int, tail: int) -> Turn:
-    return Turn(Layout.of([("w", 0, numel, True), ("b", 1, tail, False)]), STEP, (Hyper(), Hyper()))
+def _turn(numel: int, tail: int) -> ExchangeContext:
+    return ExchangeContext(Layout.of([("w", 0, numel, True), ("b", 1, tail, False)]), STEP, (Hyper(), Hyper()))
 
 
 def _must(ok: bool, what: str) -> None:
@@ -43,12 +43,12 @@ def _must(ok: bool, what: str) -> None:
 
 
 def _sparse_target(values: str, indices: str, numel: int, k: int, tail: int) -> Target:
-    codec, turn, generator = SparseCodec(values, indices), _turn(numel, tail), torch.Generator().manual_seed(numel)
+    codec, context, generator = SparseCodec(values, indices), _turn(numel, tail), torch.Generator().manual_seed(numel)
     seeds = []
     for count in {0, k // 2, k}:
         chosen = torch.randint(0, numel, (count,), generator=generator).unique()
         payload = Sparse(chosen, torch.randn(chosen.numel(), generator=generator), numel, k)
-        seeds.append(bytes(codec.encode(turn, payload, torch.randn(tail, generator=generator)).tolist()))
+        seeds.append(bytes(codec.encode(context, payload, torch.randn(tail, generator=generator)).tolist()))
     parts = [torch.zeros(n) for n in (numel // 3, 0, numel - numel // 3)] if numel <= 1 << 20 else []
     starts = [0, numel // 3, numel // 3]
 
@@ -64,14 +64,14 @@ def _sparse_target(values: str, indices: str, numel: int, k: int, tail: int) -> 
 
     return Target(
         f"sparse {values} {indices}", numel,
-        lambda frame: codec.decode(turn, frame, numel, k, tail, CPU, ORIGIN), use, seeds,
+        lambda frame: codec.decode(context, frame, numel, k, tail, CPU, ORIGIN), use, seeds,
     )  # fmt: skip
 
 
 def _other_targets(blocks: kernels.Runs, tail: int, ranks: int) -> Iterator[Target]:
     numel = sum(length * count for length, count in blocks)
     num_blocks = sum(count for _, count in blocks)
-    turn, generator = _turn(numel, tail), torch.Generator().manual_seed(numel)
+    context, generator = _turn(numel, tail), torch.Generator().manual_seed(numel)
     negative = torch.rand(numel, generator=generator) < 0.5
     trits = torch.randint(-1, 2, (numel,), generator=generator).to(torch.int8)
     levels = torch.randint(-ranks, ranks + 1, (numel,), generator=generator)
@@ -106,21 +106,21 @@ def _other_targets(blocks: kernels.Runs, tail: int, ranks: int) -> Iterator[Targ
 
     def read_levels(frame: Tensor) -> tuple[Tensor, Tensor]:  # with a scale of N the mean is the sum, exactly
         part = torch.empty(numel)
-        return part, level.decode_mean(turn, frame, ranks, tail, [part], torch.tensor([float(ranks)]), ORIGIN)
+        return part, level.decode_mean(context, frame, ranks, tail, [part], torch.tensor([float(ranks)]), ORIGIN)
 
     given = Ternary.of(trits, scales, blocks)
     for kind, decode, use, seed in (
-        ("signs", lambda frame: signs.decode(turn, frame, blocks, num_blocks, tail, CPU, ORIGIN), is_signs,
-         signs.encode(turn, Signs(negative, scales, blocks), rest)),
-        ("votes", lambda frame: signs.decode(turn, frame, blocks, 0, tail, CPU, ORIGIN), is_signs,
-         signs.encode(turn, Signs(negative, none, blocks), rest)),
-        ("ternary", lambda frame: ternary.decode(turn, frame, blocks, None, tail, CPU, ORIGIN), is_trits,
-         ternary.encode(turn, given, rest, with_scales=True)),
-        ("ternary shared", lambda frame: ternary.decode(turn, frame, blocks, scales, tail, CPU, ORIGIN), is_trits,
-         ternary.encode(turn, given, rest, with_scales=False)),
-        ("levels", read_levels, is_levels, level.encode_sums(turn, summed, numel, rest, nbytes)),
-        ("dense", lambda frame: dense.decode(turn, frame, numel, tail, CPU, ORIGIN), is_floats,
-         dense.encode(turn, floats, rest)),
+        ("signs", lambda frame: signs.decode(context, frame, blocks, num_blocks, tail, CPU, ORIGIN), is_signs,
+         signs.encode(context, Signs(negative, scales, blocks), rest)),
+        ("votes", lambda frame: signs.decode(context, frame, blocks, 0, tail, CPU, ORIGIN), is_signs,
+         signs.encode(context, Signs(negative, none, blocks), rest)),
+        ("ternary", lambda frame: ternary.decode(context, frame, blocks, None, tail, CPU, ORIGIN), is_trits,
+         ternary.encode(context, given, rest, with_scales=True)),
+        ("ternary shared", lambda frame: ternary.decode(context, frame, blocks, scales, tail, CPU, ORIGIN), is_trits,
+         ternary.encode(context, given, rest, with_scales=False)),
+        ("levels", read_levels, is_levels, level.encode_sums(context, summed, numel, rest, nbytes)),
+        ("dense", lambda frame: dense.decode(context, frame, numel, tail, CPU, ORIGIN), is_floats,
+         dense.encode(context, floats, rest)),
     ):  # fmt: skip
         yield Target(kind, numel, decode, use, [bytes(seed.tolist())])
 

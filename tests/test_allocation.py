@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.kernels import native
 from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
@@ -55,12 +55,12 @@ def step_memory(group: dist.ProcessGroup, spec: str) -> tuple[int, int, int]:
     for step in range(5):
         for part in parts:
             part.normal_(generator=generator)
-        turn = Turn(layout, step, hypers, weights)
+        context = ExchangeContext(layout, step, hypers, weights)
         with Allocations() as counted:
-            aggregator.reduce(turn, parts)
+            aggregator.reduce(context, parts)
     space = getattr(getattr(aggregator, "collective", None), "_space", None)
     kept = sum(buffer.numel() for buffer in space._buffers.values()) if space is not None else 0
-    return counted.peak, counted.largest, kept + aggregator.scratch.nbytes
+    return counted.peak, counted.largest, kept + aggregator.workspace.nbytes
 
 
 def test_allocations_are_seen() -> None:
@@ -125,8 +125,8 @@ def warmed_up(group: dist.ProcessGroup, spec: str, steps: int) -> tuple[int, int
     generator, kept = torch.Generator().manual_seed(net.rank), []
     for step in range(steps):
         grad = torch.randn(100_000, generator=generator)
-        aggregator.reduce(Turn(layout, step, hyper, (grad,)), [grad])
-        kept.append(aggregator.scratch.nbytes)
+        aggregator.reduce(ExchangeContext(layout, step, hyper, (grad,)), [grad])
+        kept.append(aggregator.workspace.nbytes)
     return max(kept), kept[-1]
 
 

@@ -11,7 +11,7 @@ from cluster import Cluster
 from workers import LR, Run
 
 import thinwire
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.named_state import NamedState, round_by_chance
 from thinwire.memory import ErrorFeedback, MomentumCorrection, RescaledError
@@ -51,10 +51,10 @@ def test_small_gradients_add_up_beside_a_large_residual() -> None:
     state, steps = NamedState("residual", dtype=torch.bfloat16), 512
     nearest = torch.ones(2000, dtype=torch.bfloat16)
     state.flat("residual", layout, torch.device("cpu")).fill_(1.0)
-    state.settle(Turn(layout, 0, (Hyper(),)), 0)
+    state.commit(ExchangeContext(layout, 0, (Hyper(),)), 0)
     for step in range(1, steps + 1):
         state.flat("residual", layout, torch.device("cpu")).add_(1 / 1024)
-        state.settle(Turn(layout, step, (Hyper(),)), 0)
+        state.commit(ExchangeContext(layout, step, (Hyper(),)), 0)
         nearest += 1 / 1024
     kept = state.named["residual"]["w"]
     assert kept.dtype == torch.bfloat16 and torch.equal(nearest, torch.ones_like(nearest))
@@ -116,15 +116,15 @@ def test_an_exchange_that_failed_leaves_the_state_as_it_was(kind: Any) -> None:
         exchange: Any = method.aggregator(net, True)
         assert type(exchange.memory) is kind
         hypers = (Hyper(0.1, 0.9),)
-        exchange.mean(Turn(layout, 0, hypers), workers.noise((300,), net.rank, 0, "w"))
+        exchange.mean(ExchangeContext(layout, 0, hypers), workers.noise((300,), net.rank, 0, "w"))
         before = exchange.memory.state_dict()
         bad = workers.noise((300,), net.rank, 1, "w")
         if net.rank == 1:
             bad[7] = float("nan")
         with pytest.raises(RuntimeError):
-            exchange.mean(Turn(layout, 1, hypers), bad)
+            exchange.mean(ExchangeContext(layout, 1, hypers), bad)
         same = all(torch.equal(before[k]["w"], exchange.memory.state_dict()[k]["w"]) for k in before if k != "rates")
-        exchange.mean(Turn(layout, 2, hypers), workers.noise((300,), net.rank, 2, "w"))
+        exchange.mean(ExchangeContext(layout, 2, hypers), workers.noise((300,), net.rank, 2, "w"))
         return same
 
     assert ThreadWorld(3).run(work) == [True] * 3

@@ -15,7 +15,7 @@ from thinwire.advisor.cost import Bucket, ExchangeCost, Workload, bucket_layouts
 from thinwire.advisor.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
 from thinwire.advisor.link import Link
 from thinwire.advisor.microbench import DryNet, DryRun
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.lab.bench.models import MODELS
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -151,7 +151,7 @@ def sent(net: ThreadNet, spec: str, *buckets: Any) -> int:
         hypers = (Hyper(0.1, 0.9),) * len(layout.segments)
         weights = tuple(torch.zeros(segment.numel) for segment in layout.segments)
         gradient = torch.cat([noise((segment.numel,), net.rank, 0, segment.name) for segment in layout.segments])
-        aggregator.mean(Turn(layout, 0, hypers, weights), gradient)
+        aggregator.mean(ExchangeContext(layout, 0, hypers, weights), gradient)
     return max(net.traffic.sent, net.traffic.received)
 
 

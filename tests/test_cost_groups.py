@@ -79,7 +79,7 @@ def test_a_rehearsal_of_cut_tensors_keeps_the_exchanges(monkeypatch: pytest.Monk
     """Groups are found before tensors are cut to a share: cut, all of them would fit into one."""
     method, seen = thinwire.parse_method("dgc"), []
 
-    class Seen(profile.Rehearsal):
+    class Seen(profile.ExchangeBenchmark):
         def __init__(self, method: Any, layouts: Any, *rest: Any) -> None:
             seen.append([tuple(sorted(s.ordinal for s in layout.segments)) for layout in layouts])
             super().__init__(method, layouts, *rest)

@@ -9,7 +9,7 @@ from torch import Tensor
 import thinwire
 from thinwire.collectives import VoteServer
 from thinwire.compressors import Sign
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.exchange import Exchange
 from thinwire.engine.payloads import clear
 from thinwire.kernels import cpu, native, reference
@@ -28,7 +28,7 @@ def without_gradients(method: Method, hyper: Hyper, weights: Tensor) -> Tensor:
         layout = method.layout([("w", 0, w.shape)])
         for step in range(STEPS):
             update = torch.zeros(w.numel())
-            aggregator.reduce(Turn(layout, step, (hyper,), (w,)), [update])
+            aggregator.reduce(ExchangeContext(layout, step, (hyper,), (w,)), [update])
             w -= hyper.lr * update.view_as(w)
         return w
 
@@ -65,7 +65,7 @@ def settled(spec: str, density: float) -> Tensor:
         aggregator, w, layout = method.aggregator(net, True), torch.zeros(400), method.layout([("w", 0, push.shape)])
         for step in range(600):  # of which each takes a hundredth of what is left
             update = push.clone()
-            aggregator.reduce(Turn(layout, step, (hyper,), (w,)), [update])
+            aggregator.reduce(ExchangeContext(layout, step, (hyper,), (w,)), [update])
             w -= hyper.lr * update
         return w / (-push / 0.05)
 
@@ -116,13 +116,13 @@ def test_what_has_no_decay_is_left_alone_and_16_bits_and_any_order_of_memory_are
     weights = {"a": torch.full((20, 20), -torch.inf), "b": torch.randn(30, 10).bfloat16(), "c": image}
     layout = method.layout([(name, place, w.shape) for place, (name, w) in enumerate(weights.items())])
     hypers = (Hyper(0.1, 0.9), Hyper(0.1, 0.9, weight_decay=0.02), Hyper(0.1, 0.9, weight_decay=0.01))
-    turn = Turn(layout, 0, hypers, tuple(weights.values()), applied=(0.0, 0.2, 0.1))
+    context = ExchangeContext(layout, 0, hypers, tuple(weights.values()), applied=(0.0, 0.2, 0.1))
     parts = [torch.full((w.numel(),), 7.0) for w in weights.values()]
-    clear(turn, parts)
+    clear(context, parts)
     assert torch.equal(parts[0], torch.zeros(400))
     assert torch.equal(parts[1], 0.2 * weights["b"].float().flatten())
     assert torch.equal(parts[2], 0.1 * image.permute(0, 2, 3, 1).flatten())
-    assert MomentumCorrection(masking=False).applied(turn) == pytest.approx((0.0, 0.2, 0.1))
+    assert MomentumCorrection(masking=False).applied(context) == pytest.approx((0.0, 0.2, 0.1))
 
 
 def test_a_collective_that_would_not_apply_it_is_not_given_such_a_memory() -> None:
@@ -131,7 +131,7 @@ def test_a_collective_that_would_not_apply_it_is_not_given_such_a_memory() -> No
     w = torch.ones(64, 64)
     layout = thinwire.SignSGD().layout([("w", 0, w.shape)])
     with pytest.raises(AssertionError, match="would be lost"):
-        exchange.reduce(Turn(layout, 0, (Hyper(0.1, 0.9, weight_decay=0.1),), (w,)), [torch.ones(4096)])
+        exchange.reduce(ExchangeContext(layout, 0, (Hyper(0.1, 0.9, weight_decay=0.1),), (w,)), [torch.ones(4096)])
 
 
 def test_what_momentum_makes_of_the_decay() -> None:

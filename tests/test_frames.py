@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs, Sparse, Ternary
 from thinwire.errors import FrameError
@@ -35,9 +35,9 @@ VERSION, KIND, NUMEL, COUNT, INDEX, VALUE, PARAMETER, ZERO = 2, 3, 4, 8, 12, 13,
 TAIL_NUMEL, LAYOUT, TURN, BODY, CHECKSUM, START = 16, 20, 24, 28, 32, 36
 
 
-def turn_of(numel: int, tail: int = 1, step: int = STEP) -> Turn:
+def turn_of(numel: int, tail: int = 1, step: int = STEP) -> ExchangeContext:
     layout = Layout.of([("w", 0, numel, True), ("b", 1, tail, False)])
-    return Turn(layout, step, (Hyper(), Hyper()))
+    return ExchangeContext(layout, step, (Hyper(), Hyper()))
 
 
 def to_tensor(frame: bytes) -> Tensor:
@@ -147,7 +147,7 @@ class Sample:
 
 
 def sparse_sample(values: str, indices: str, text: str, count: int = 3) -> Sample:
-    codec, turn = SparseCodec(values, indices), turn_of(70000)
+    codec, context = SparseCodec(values, indices), turn_of(70000)
     payload = Sparse(torch.tensor([0, 5, 69999])[:count], torch.tensor([1.0, -2.0, 3.0])[:count], 70000, 4)
 
     def check(payload: Sparse, tail: Tensor) -> None:
@@ -161,8 +161,8 @@ def sparse_sample(values: str, indices: str, text: str, count: int = 3) -> Sampl
         f"sparse-{values}-{indices}" + ("" if count else "-empty"),
         bytes.fromhex(text),
         70000,
-        lambda: codec.encode(turn, payload, torch.tensor(TAIL)),
-        lambda frame: codec.decode(turn, frame, 70000, 4, 1, CPU, "rank 3"),
+        lambda: codec.encode(context, payload, torch.tensor(TAIL)),
+        lambda frame: codec.decode(context, frame, 70000, 4, 1, CPU, "rank 3"),
         check,
     )
 
@@ -173,15 +173,15 @@ def trits_of(levels: list[int], ranks: int) -> list[Tensor]:
     return [kernels.pack_trits((given_.sign() * (given_.abs() > rank)).to(torch.int8)) for rank in range(ranks)]
 
 
-def read_levels(turn: Turn, frame: Tensor, numel: int, ranks: int, tail: int) -> tuple[Tensor, Tensor]:
+def read_levels(context: ExchangeContext, frame: Tensor, numel: int, ranks: int, tail: int) -> tuple[Tensor, Tensor]:
     """The levels: with a scale of N the mean is the sum, exactly."""
     part = torch.empty(numel)
-    rest = LevelsCodec().decode_mean(turn, frame, ranks, tail, [part], torch.tensor([float(ranks)]), "rank 3")
+    rest = LevelsCodec().decode_mean(context, frame, ranks, tail, [part], torch.tensor([float(ranks)]), "rank 3")
     return part, rest
 
 
 def other_samples() -> list[Sample]:
-    turn, three, tail = turn_of(11), turn_of(3), torch.tensor(TAIL)
+    context, three, tail = turn_of(11), turn_of(3), torch.tensor(TAIL)
     signs = Signs(torch.tensor(NEGATIVE), torch.tensor([0.25, 1.5]), BLOCKS)
     votes = Signs(torch.tensor(NEGATIVE), torch.zeros(0), BLOCKS)
     trits = Ternary.of(torch.tensor(TRITS, dtype=torch.int8), torch.tensor([0.25]), ((11, 1),))
@@ -204,28 +204,28 @@ def other_samples() -> list[Sample]:
     return [
         Sample(
             "signs", bytes.fromhex(GOLDEN_SIGNS), 11,
-            lambda: SignsCodec().encode(turn, signs, tail, nbytes),
-            lambda frame: SignsCodec().decode(turn, frame, BLOCKS, 2, 1, CPU, "rank 3"), is_signs,
+            lambda: SignsCodec().encode(context, signs, tail, nbytes),
+            lambda frame: SignsCodec().decode(context, frame, BLOCKS, 2, 1, CPU, "rank 3"), is_signs,
         ),
         Sample(
             "votes", bytes.fromhex(GOLDEN_VOTES), 11,
-            lambda: SignsCodec().encode(turn, votes, tail),
-            lambda frame: SignsCodec().decode(turn, frame, BLOCKS, 0, 1, CPU, "rank 3"), is_signs,
+            lambda: SignsCodec().encode(context, votes, tail),
+            lambda frame: SignsCodec().decode(context, frame, BLOCKS, 0, 1, CPU, "rank 3"), is_signs,
         ),
         Sample(
             "ternary", bytes.fromhex(GOLDEN_TERNARY), 11,
-            lambda: TernaryCodec().encode(turn, trits, tail, with_scales=True),
-            lambda frame: TernaryCodec().decode(turn, frame, ((11, 1),), None, 1, CPU, "rank 3"), is_trits,
+            lambda: TernaryCodec().encode(context, trits, tail, with_scales=True),
+            lambda frame: TernaryCodec().decode(context, frame, ((11, 1),), None, 1, CPU, "rank 3"), is_trits,
         ),
         Sample(
             "ternary-shared", bytes.fromhex(GOLDEN_SHARED), 11,
-            lambda: TernaryCodec().encode(turn, trits, tail, with_scales=False),
-            lambda frame: TernaryCodec().decode(turn, frame, ((11, 1),), shared, 1, CPU, "rank 3"), is_trits,
+            lambda: TernaryCodec().encode(context, trits, tail, with_scales=False),
+            lambda frame: TernaryCodec().decode(context, frame, ((11, 1),), shared, 1, CPU, "rank 3"), is_trits,
         ),
         Sample(
             "levels", bytes.fromhex(GOLDEN_LEVELS), 11,
-            lambda: LevelsCodec().encode_sums(turn, trits_of(LEVELS, 3), 11, tail, LevelsCodec().nbytes(11, 3, 1)),
-            lambda frame: read_levels(turn, frame, 11, 3, 1), is_levels,
+            lambda: LevelsCodec().encode_sums(context, trits_of(LEVELS, 3), 11, tail, LevelsCodec().nbytes(11, 3, 1)),
+            lambda frame: read_levels(context, frame, 11, 3, 1), is_levels,
         ),
         Sample(
             "dense", bytes.fromhex(GOLDEN_DENSE), 3,
@@ -311,11 +311,11 @@ def test_sparse_frames_equal_the_second_implementation(
     values: str, indices: str, case: tuple[Sparse, list[float]]
 ) -> None:
     payload, tail = case
-    turn, codec = turn_of(payload.numel, len(tail)), SparseCodec(values, indices)
-    frame = codec.encode(turn, payload, torch.tensor(tail))
+    context, codec = turn_of(payload.numel, len(tail)), SparseCodec(values, indices)
+    frame = codec.encode(context, payload, torch.tensor(tail))
     assert frame.numel() == codec.nbytes(payload.numel, payload.capacity, len(tail))
     read = plain.decode(to_bytes(frame))
-    back, tail_back = codec.decode(turn, frame, payload.numel, payload.capacity, len(tail), CPU, "x")
+    back, tail_back = codec.decode(context, frame, payload.numel, payload.capacity, len(tail), CPU, "x")
     assert back.indices.tolist() == read.indices and close(back.values.tolist(), read.values)
     assert close(tail_back.tolist(), tail) and close(read.tail, tail)
     if indices == "int32":
@@ -325,7 +325,7 @@ def test_sparse_frames_equal_the_second_implementation(
     assert set(read.indices) <= set(place)
     kept = [place[index] for index in read.indices]
     parameter = plain.rice_parameter(read.indices, payload.numel) if indices == "rice" else 0
-    again = plain.Frame("sparse", payload.numel, turn.layout.fingerprint, STEP, tail, read.indices, kept, indices,
+    again = plain.Frame("sparse", payload.numel, context.layout.fingerprint, STEP, tail, read.indices, kept, indices,
                         values, parameter)  # fmt: skip
     if values != "int8" or all(abs(x) < 1e38 and (x == 0 or abs(x) > 1e-30) for x in kept):
         assert plain.encode(again, frame.numel()) == to_bytes(frame)
@@ -334,20 +334,20 @@ def test_sparse_frames_equal_the_second_implementation(
 @QUICK
 @given(data=st.data(), numel=st.sampled_from([0, 1, 7, 8, 9, 64, 1023]), tail=st.integers(0, 2))
 def test_dense_frames_equal_the_second_implementation(data: st.DataObject, numel: int, tail: int) -> None:
-    turn, rest = turn_of(numel, tail), [0.5, -0.0][:tail]
+    context, rest = turn_of(numel, tail), [0.5, -0.0][:tail]
     numbers = random.Random(data.draw(st.integers(0, 2**32)))
-    common = {"numel": numel, "layout": turn.layout.fingerprint, "step": STEP, "tail": rest}
+    common = {"numel": numel, "layout": context.layout.fingerprint, "step": STEP, "tail": rest}
     bits = [numbers.random() < 0.5 for _ in range(numel)]
     scales = [numbers.random() for _ in range(min(numel, 2))]
     scales = torch.tensor(scales).tolist()
-    frame = SignsCodec().encode(turn, Signs(torch.tensor(bits, dtype=torch.bool), torch.tensor(scales), ()),
+    frame = SignsCodec().encode(context, Signs(torch.tensor(bits, dtype=torch.bool), torch.tensor(scales), ()),
                                 torch.tensor(rest))  # fmt: skip
     assert to_bytes(frame) == plain.encode(plain.Frame("signs", scales=scales, negative=bits, **common))
     assert frame.numel() == SignsCodec().nbytes(numel, len(scales), tail)
 
     trits = [numbers.randrange(-1, 2) for _ in range(numel)]
     payload = Ternary.of(torch.tensor(trits, dtype=torch.int8), torch.tensor(scales), ((numel, 1),))
-    frame = TernaryCodec().encode(turn, payload, torch.tensor(rest), with_scales=True)
+    frame = TernaryCodec().encode(context, payload, torch.tensor(rest), with_scales=True)
     assert to_bytes(frame) == plain.encode(plain.Frame("ternary", scales=scales, trits=trits, **common))
     assert frame.numel() == TernaryCodec().nbytes(numel, len(scales), tail)
 
@@ -355,14 +355,14 @@ def test_dense_frames_equal_the_second_implementation(data: st.DataObject, numel
     width = math.ceil(math.log2(2 * ranks + 1))
     levels = [numbers.randrange(-ranks, ranks + 1) for _ in range(numel)]
     nbytes = LevelsCodec().nbytes(numel, ranks, tail)
-    frame = LevelsCodec().encode_sums(turn, trits_of(levels, ranks), numel, torch.tensor(rest), nbytes)
+    frame = LevelsCodec().encode_sums(context, trits_of(levels, ranks), numel, torch.tensor(rest), nbytes)
     shifted = [level + ranks for level in levels]
     assert to_bytes(frame) == plain.encode(plain.Frame("levels", parameter=width, levels=shifted, **common))
     assert frame.numel() == nbytes
-    assert read_levels(turn, frame, numel, ranks, tail)[0].tolist() == levels
+    assert read_levels(context, frame, numel, ranks, tail)[0].tolist() == levels
 
     values = [float(x) for x in torch.tensor([numbers.uniform(-9, 9) for _ in range(numel)])]
-    frame = FloatsCodec().encode(turn, torch.tensor(values), torch.tensor(rest))
+    frame = FloatsCodec().encode(context, torch.tensor(values), torch.tensor(rest))
     assert to_bytes(frame) == plain.encode(plain.Frame("dense", values=values, **common))
     assert frame.numel() == FloatsCodec().nbytes(numel, tail)
 
@@ -572,8 +572,8 @@ def test_bad_rice_codes_are_refused() -> None:
 def test_huge_quotients_do_not_wrap_around() -> None:
     """A quotient times 2**parameter that leaves the range is found, whatever it becomes in 64 bits."""
     numel, codec = 2**32 - 1, SparseCodec("fp32", "rice")
-    turn = turn_of(5)
-    frame = codec.encode(turn, Sparse(torch.tensor([3]), torch.tensor([1.0]), 5, 1), torch.zeros(0))
+    context = turn_of(5)
+    frame = codec.encode(context, Sparse(torch.tensor([3]), torch.tensor([1.0]), 5, 1), torch.zeros(0))
     good = to_bytes(frame)
     for parameter in (0, 1, 29, 30):
         for bit in range(0, 2**15, 1111):
@@ -583,7 +583,7 @@ def test_huge_quotients_do_not_wrap_around() -> None:
             raw = good[:NUMEL] + u32(numel) + good[COUNT:PARAMETER] + bytes([parameter]) + good[ZERO:TAIL_NUMEL]
             raw += u32(0) + good[LAYOUT:BODY] + u32(len(body)) + u32(0) + body
             try:
-                payload, _ = codec.decode(turn, to_tensor(plain.sealed(raw)), numel, 1, 0, CPU, "rank 3")
+                payload, _ = codec.decode(context, to_tensor(plain.sealed(raw)), numel, 1, 0, CPU, "rank 3")
             except FrameError:
                 continue
             assert 0 <= int(payload.indices[0]) < numel
@@ -616,14 +616,14 @@ def test_a_wrong_number_of_scales_is_refused() -> None:
 def test_a_frame_of_another_exchange_is_refused() -> None:
     sample = BY_NAME["sparse-fp32-rice"]
     codec, frame = SparseCodec(), to_tensor(sample.frame)
-    for turn, words in [
+    for context, words in [
         (turn_of(70000, step=8), "step 7"),
         (turn_of(70000, 2), "layout"),
-        (Turn(Layout.of([("v", 0, 70000, True), ("b", 1, 1, False)]), STEP, (Hyper(), Hyper())), "layout"),
-        (Turn(Layout.of([("w", 0, 70000, True), ("b", 1, 1, True)]), STEP, (Hyper(), Hyper())), "layout"),
+        (ExchangeContext(Layout.of([("v", 0, 70000, True), ("b", 1, 1, False)]), STEP, (Hyper(), Hyper())), "layout"),
+        (ExchangeContext(Layout.of([("w", 0, 70000, True), ("b", 1, 1, True)]), STEP, (Hyper(), Hyper())), "layout"),
     ]:
         with pytest.raises(FrameError, match=words):
-            codec.decode(turn, frame, 70000, 4, 1, CPU, "rank 3")
+            codec.decode(context, frame, 70000, 4, 1, CPU, "rank 3")
     with pytest.raises(FrameError, match="kind"):
         SignsCodec().decode(turn_of(70000), frame, ((70000, 1),), 0, 1, CPU, "rank 3")
     # A later lap of the 32-bit step counter is the same step on the wire.
@@ -642,17 +642,17 @@ def test_huge_claims_allocate_nothing() -> None:
             frame = changed(sample.frame, TAIL_NUMEL, u32(most))
             with pytest.raises(FrameError, match="are left"):
                 SparseCodec().decode(turn_of(70000), to_tensor(frame), 70000, 4, most, CPU, "rank 3")
-    turn = turn_of(11)
+    context = turn_of(11)
     with pytest.raises(FrameError, match="are left"):
         frame = changed(BY_NAME["votes"].frame, NUMEL, u32(most))
-        SignsCodec().decode(turn, to_tensor(frame), ((most, 1),), 0, 1, CPU, "rank 3")
+        SignsCodec().decode(context, to_tensor(frame), ((most, 1),), 0, 1, CPU, "rank 3")
     with pytest.raises(FrameError, match="are left"):
         frame = changed(BY_NAME["ternary"].frame, NUMEL, u32(most))
-        TernaryCodec().decode(turn, to_tensor(frame), ((most, 1),), None, 1, CPU, "rank 3")
+        TernaryCodec().decode(context, to_tensor(frame), ((most, 1),), None, 1, CPU, "rank 3")
     with pytest.raises(FrameError, match="are left"):
         frame = changed(BY_NAME["levels"].frame, NUMEL, u32(most))
         parts = [torch.zeros(1).expand(most)]
-        LevelsCodec().decode_mean(turn, to_tensor(frame), 3, 1, parts, torch.ones(1), "rank 3")
+        LevelsCodec().decode_mean(context, to_tensor(frame), 3, 1, parts, torch.ones(1), "rank 3")
     with pytest.raises(FrameError, match="are left"):
         frame = changed(BY_NAME["dense"].frame, NUMEL, u32(most))
         FloatsCodec().decode(turn_of(3), to_tensor(frame), most, 1, CPU, "rank 3")

@@ -125,7 +125,7 @@ class Fused(nn.Module):
         return x
 
 
-def clean(regrouper: regroup.Regrouper) -> bool:
+def clean(regrouper: regroup.FixedBuckets) -> bool:
     """Whether nothing of an earlier pass waits there for the rest of a group."""
     return not regrouper._seen and not any(regrouper._parts) and not regrouper._open
 
@@ -139,7 +139,7 @@ def accumulated_and_broken_off(group: dist.ProcessGroup, cap: float) -> list[Any
         model = DDP(Fused(), process_group=group, bucket_cap_mb=cap)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         wire = thinwire.attach(model, optimizer, "dgc:density=0.05,dense_below=0")
-        regrouper, found = wire._regrouper, []
+        regrouper, found = wire._fixed_buckets, []
         assert regrouper is not None
 
         def step(number: int) -> None:

@@ -19,7 +19,7 @@ from thinwire import kernels
 from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.collectives.shards import shards
 from thinwire.compressors import Ternarize
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse, TernaryDraw
 from thinwire.errors import FrameError
@@ -156,21 +156,21 @@ def test_pieces_of_a_draw_are_the_draw_s_pieces(data: st.DataObject, numel: int,
 def test_a_frame_of_trits_is_the_same_from_both_homes(monkeypatch: pytest.MonkeyPatch, whole_model: bool) -> None:
     """Gradient to packed bytes through compressor and codec, and a shard of it, without a vector of trits between."""
     rows = [("a", 0, 10_007, True), ("b", 1, 3, True), ("c", 2, 70_000, True)]
-    turn = Turn(Layout.of(rows), 5, (Hyper(),) * 3)
+    context = ExchangeContext(Layout.of(rows), 5, (Hyper(),) * 3)
     x, frames = vector(4, 80_010), []
     for home in (cpu, reference):
         monkeypatch.setattr(kernels, "_home", lambda tensor, numel=None, home=home: home)
         monkeypatch.setattr(cpu, "moments", reference.moments)  # a scaler may differ in its last place
         compressor = Ternarize(whole_model=whole_model)
-        agreed = compressor.measure(turn, x)
+        agreed = compressor.measure(context, x)
         assert agreed is not None and agreed.numel() == (1 if whole_model else 3)
-        payload = compressor.compress(turn, x, agreed, 2)
+        payload = compressor.compress(context, x, agreed, 2)
         assert payload.scales.unique().numel() == agreed.numel()
-        for shard in (None, *shards(turn.layout, 3, "sharded")):
+        for shard in (None, *shards(context.layout, 3, "sharded")):
             part = payload
             if shard is not None:
                 part = payload.cut([(piece.place, piece.start, piece.stop) for piece in shard.pieces])
-            frames.append(TernaryCodec().encode(turn, part, torch.zeros(3), with_scales=shard is None))
+            frames.append(TernaryCodec().encode(context, part, torch.zeros(3), with_scales=shard is None))
     assert len(frames) == 8
     assert all(torch.equal(a, b) for a, b in zip(frames[:4], frames[4:], strict=True))
 
@@ -181,14 +181,14 @@ def test_moments_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "thinwire.compressors.ternary.clipped_scalers",
         lambda parts, sigma: calls.append(1) or reference.clipped_scalers(parts, sigma),
     )
-    turn, x = Turn(Layout.of([("a", 0, 100, True)]), 0, (Hyper(),)), vector(0, 100)
+    context, x = ExchangeContext(Layout.of([("a", 0, 100, True)]), 0, (Hyper(),)), vector(0, 100)
     compressor = Ternarize()
-    payload = compressor.compress(turn, x, compressor.measure(turn, x), 0)
+    payload = compressor.compress(context, x, compressor.measure(context, x), 0)
     assert len(calls) == 1
-    again = compressor.compress(turn, x, payload.scales, 0)  # without measure: taken then
+    again = compressor.compress(context, x, payload.scales, 0)  # without measure: taken then
     assert len(calls) == 2 and torch.equal(again.drawn().packed, payload.drawn().packed)
-    compressor.measure(turn, x)
-    other = compressor.compress(turn, x * 2, payload.scales, 0)  # measured of another vector: of no use
+    compressor.measure(context, x)
+    other = compressor.compress(context, x * 2, payload.scales, 0)  # measured of another vector: of no use
     assert len(calls) == 4 and other.drawn().packed.shape == payload.drawn().packed.shape
 
 
@@ -262,22 +262,22 @@ def test_scatter_add(numels: list[int], seed: int, num_lists: int, threads: int)
 
 def test_several_frames_are_read_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames of different codings together; and whichever is bad, its origin and its fault are named."""
-    turn = Turn(Layout.of([("a", 0, 5000, True)]), 3, (Hyper(),))
+    context = ExchangeContext(Layout.of([("a", 0, 5000, True)]), 3, (Hyper(),))
     frames, payloads = [], []
     for rank, coding in enumerate(["rice", "int32", "rice", "delta16"]):
         indices = torch.from_numpy(np.unique(np.random.default_rng(rank).integers(0, 5000, 50)))
         payloads.append(Sparse(indices, vector(rank, indices.numel()), 5000, 50))
-        frames.append((SparseCodec("fp32", coding).encode(turn, payloads[-1], torch.ones(2)), f"rank {rank}"))
+        frames.append((SparseCodec("fp32", coding).encode(context, payloads[-1], torch.ones(2)), f"rank {rank}"))
     codec = SparseCodec()
-    for payload, (sparse, tail) in zip(payloads, codec.decode_all(turn, frames, 5000, 50, 2, CPU), strict=True):
+    for payload, (sparse, tail) in zip(payloads, codec.decode_all(context, frames, 5000, 50, 2, CPU), strict=True):
         assert torch.equal(sparse.indices, payload.indices) and torch.equal(sparse.values, payload.values)
         assert torch.equal(tail, torch.ones(2))
-    assert codec.decode_all(turn, [], 5000, 50, 2, CPU) == []
+    assert codec.decode_all(context, [], 5000, 50, 2, CPU) == []
     for bad in range(4):
         damaged = [(frame.clone(), origin) for frame, origin in frames]
         damaged[bad][0][60] ^= 1
         with pytest.raises(FrameError, match=f"from rank {bad}: its checksum"):
-            codec.decode_all(turn, damaged, 5000, 50, 2, CPU)
+            codec.decode_all(context, damaged, 5000, 50, 2, CPU)
 
 
 # ----------------------------------------------------------------------------------------------- choosing and keeping

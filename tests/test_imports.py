@@ -17,7 +17,7 @@ from cluster import Cluster
 from workers import noise
 
 import thinwire
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.transport import ThreadNet, ThreadWorld
 
 PACKAGE = Path(thinwire.__file__).parent
@@ -155,15 +155,15 @@ def contract(net: ThreadNet, name: str, sgd: bool) -> list[torch.Tensor]:
     weights = tuple(torch.ones(segment.numel) for segment in layout.segments)
     outputs = []
     for step in range(4):
-        turn = Turn(layout, step, (Hyper(0.1, 0.9, True, 0.01),) * 2, weights)
+        context = ExchangeContext(layout, step, (Hyper(0.1, 0.9, True, 0.01),) * 2, weights)
         if step == 2:
             other.load_state_dict(workers.through_a_file(aggregator.state_dict()))
         grad = torch.cat([noise((s.numel,), net.rank, step, s.name) for s in layout.segments])
         parts = [part.clone() for part in layout.split(grad)]
-        mean = aggregator.mean(turn, grad.clone())
+        mean = aggregator.mean(context, grad.clone())
         assert mean.shape == grad.shape and mean.dtype == torch.float32 and mean.isfinite().all()
         if step >= 2:  # the same from the saved state, and in place through reduce()
-            other.reduce(turn, parts)
+            other.reduce(context, parts)
             assert torch.equal(torch.cat(parts), mean), f"{name}: reduce is not mean"
         outputs.append(mean.clone())
     assert aggregator.residual_square_sum() >= 0 and aggregator.clock.compressing >= 0

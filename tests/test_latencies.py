@@ -10,8 +10,8 @@ from workers import noise
 
 import thinwire
 from thinwire.edges import bucket_fusion as merging
-from thinwire.edges.bucket_fusion import Merger, Spent
-from thinwire.engine.context import Hyper, Turn
+from thinwire.edges.bucket_fusion import BucketFusion, Spent
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.exchange import Exchange
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -51,7 +51,7 @@ def waits(net: ThreadNet, spec: str) -> tuple[int, int]:
     gradient = torch.cat([noise((s.numel,), net.rank, 0, s.name) for s in layout.segments])
     aggregator = method.aggregator(counting, True)
     assert isinstance(aggregator, Exchange)
-    aggregator.mean(Turn(layout, 0, (Hyper(0.1, 0.9),) * 2, weights), gradient)
+    aggregator.mean(ExchangeContext(layout, 0, (Hyper(0.1, 0.9),) * 2, weights), gradient)
     return aggregator.rounds, counting.waits
 
 
@@ -80,7 +80,7 @@ def test_merging_counts_every_latency(monkeypatch: pytest.MonkeyPatch, rounds: i
     monkeypatch.setattr(merging, "best_groups", best)
 
     def work(net: ThreadNet) -> None:
-        merger = Merger(rounds=rounds)
+        merger = BucketFusion(rounds=rounds)
         for _ in range(5):
             for ordinal in (9, 0):
                 if merger.arrived(ordinal, 1000, ordinal == 0):

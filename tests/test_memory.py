@@ -16,7 +16,7 @@ from torch import Tensor
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather, GlobalTopK
 from thinwire.compressors import TopK
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.exchange import Exchange
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Accepted, Signs, Sparse, Ternary
@@ -82,24 +82,24 @@ class Driver:
             layout = Layout.of([(name, NAMES.index(name), SIZES[name], name not in DENSE) for name in bucket])
             names = [segment.name for segment in layout.segments]
             hypers = tuple(self.hyper(number, name) for name in names)
-            turn = Turn(layout, number, hypers, tuple(self.weights[name] for name in names))
-            turn = replace(turn, applied=self.memory.applied(turn))
+            context = ExchangeContext(layout, number, hypers, tuple(self.weights[name] for name in names))
+            context = replace(context, applied=self.memory.applied(context))
             flat = torch.cat([torch.from_numpy(gradients[name].copy()) for name in names])
-            x = self.memory.compensate(turn, flat)
+            x = self.memory.compensate(context, flat)
             assert x.shape == (layout.numel,) and x.dtype == torch.float32
             accepted = self._accept(layout, x)
             dense = whole(accepted, layout.numel)
             for segment in layout.segments:
                 self.accepted[-1][segment.name] = dense[segment.span].double().numpy().copy()
-                if turn.applied:
-                    share = turn.applied[names.index(segment.name)]
+                if context.applied:
+                    share = context.applied[names.index(segment.name)]
                     self.accepted[-1][segment.name] += share * self.weights[segment.name].double().numpy()
                 sent = np.zeros(segment.numel, dtype=bool)
                 if segment.coded and accepted.sent is not None:
                     inside = (accepted.sent >= segment.start) & (accepted.sent < segment.start + segment.numel)
                     sent[(accepted.sent[inside] - segment.start).numpy()] = True
                 self.sent[-1][segment.name] = sent
-            self.memory.retain(turn, x, accepted)
+            self.memory.retain(context, x, accepted)
 
     def _accept(self, layout: Layout, x: Tensor) -> Accepted:
         """Every third element of a coded tensor, starting where its first element says, in bf16; all of the tail."""
@@ -269,9 +269,12 @@ def test_an_exchange_that_failed_leaves_residual_and_rate_in_the_same_units(kept
     layout = Layout.of([("w", 0, 1, True)])
     memory = MomentumCorrection(masking=False, dtype=kept, rescaling=True)
     nothing = Accepted(Sparse(torch.zeros(0, dtype=torch.int64), torch.zeros(0), 1, 0), torch.zeros(0))
-    turns = [Turn(layout, step, (Hyper(lr=rate),), (torch.zeros(1),)) for step, rate in enumerate((0.1, 0.01, 0.01))]
+    turns = [
+        ExchangeContext(layout, step, (Hyper(lr=rate),), (torch.zeros(1),))
+        for step, rate in enumerate((0.1, 0.01, 0.01))
+    ]
     memory.retain(turns[0], memory.compensate(turns[0], torch.ones(1)), nothing)
-    memory.settle(turns[0], 0)
+    memory.commit(turns[0], 0)
     memory.forget()
     memory.compensate(turns[1], torch.zeros(1))  # and then a rank rings the alarm
     memory.forget()
@@ -336,7 +339,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_and_touches_no_residual(
 
     def work(net: ThreadNet) -> str:
         exchange = METHODS[name]().aggregator(net, True)
-        exchange.mean(Turn(layout, 0, hypers), torch.linspace(-1, 1, 1040))
+        exchange.mean(ExchangeContext(layout, 0, hypers), torch.linspace(-1, 1, 1040))
         before = exchange.state_dict()
         grad = torch.linspace(-1, 1, 1040)
         if net.rank == ranks - 1:
@@ -344,9 +347,9 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_and_touches_no_residual(
         own = grad.clone()
         with pytest.raises(NonFiniteError) as caught:
             if in_place:
-                exchange.reduce(Turn(layout, 1, hypers), layout.split(grad))
+                exchange.reduce(ExchangeContext(layout, 1, hypers), layout.split(grad))
             else:
-                exchange.mean(Turn(layout, 1, hypers), grad)
+                exchange.mean(ExchangeContext(layout, 1, hypers), grad)
         if net.rank == ranks - 1:
             assert torch.equal(grad.isfinite(), own.isfinite()), "whoever looks at the gradient finds what is wrong"
         for kind, vectors in exchange.state_dict()["memory"].items():
@@ -366,8 +369,8 @@ def test_finite_values_beside_a_broken_one_are_kept() -> None:
     x = torch.arange(1.0, 301.0)
     x[3] = INF
     codec, layout = SparseCodec("int8"), Layout.of([("w", 0, 300, True)])
-    turn, payload = Turn(layout, 0, ()), Sparse(torch.arange(300), x.clone(), 300, 300)
-    back, tail = codec.decode(turn, codec.encode(turn, payload, torch.zeros(0)), 300, 300, 0, x.device, "x")
+    context, payload = ExchangeContext(layout, 0, ()), Sparse(torch.arange(300), x.clone(), 300, 300)
+    back, tail = codec.decode(context, codec.encode(context, payload, torch.zeros(0)), 300, 300, 0, x.device, "x")
     Accepted(back, tail).subtract_from(x)
     assert bool(torch.isfinite(x).all()) and x[3] == 0
     assert torch.equal(x[4:256], torch.arange(5.0, 257.0)) and float(x[256:].abs().max()) < 1.2
@@ -411,7 +414,7 @@ def run_exchange(size: int, numel: int, make: Callable[[ThreadNet], Exchange], g
         for step in range(steps):
             grad = gradient(net.rank, step)
             put_in += grad.double()
-            means.append(exchange.mean(Turn(layout, step, hypers), grad).clone())
+            means.append(exchange.mean(ExchangeContext(layout, step, hypers), grad).clone())
         named = exchange.memory.state.named["residual"]
         return means, torch.cat([named["w"], named["b"]]).double(), put_in
 
@@ -456,8 +459,10 @@ def test_frames_that_overflow_lose_nothing(collective: type) -> None:
 
     def make(net: ThreadNet) -> Exchange:
         class Counting(SparseCodec):
-            def encode(self, turn: Turn, payload: Sparse, tail: Tensor, *options: Any, **named: Any) -> Tensor:
-                frame = codec.encode(turn, payload, tail, *options, **named)
+            def encode(
+                self, context: ExchangeContext, payload: Sparse, tail: Tensor, *options: Any, **named: Any
+            ) -> Tensor:
+                frame = codec.encode(context, payload, tail, *options, **named)
                 written = int(frame[8:12].view(torch.int32))
                 left_out.append(payload.indices.numel() - written)
                 return frame
@@ -476,7 +481,7 @@ def test_exchanges_repeat_bit_for_bit() -> None:
             exchange = Exchange(ErrorFeedback(), TopK(0.01, sampled=True), AllGather(SparseCodec("int8")), net)
             out = [
                 exchange.mean(
-                    Turn(layout, step, (Hyper(),)),
+                    ExchangeContext(layout, step, (Hyper(),)),
                     torch.from_numpy(np.random.default_rng([net.rank, step]).standard_normal(2000).astype(np.float32)),
                 ).clone()
                 for step in range(4)
@@ -502,12 +507,12 @@ def test_an_exchange_goes_on_from_its_state(sampled: bool) -> None:
 
         straight, same = make(), []
         for step in range(6):
-            turn = Turn(layout, step, (Hyper(),))
+            context = ExchangeContext(layout, step, (Hyper(),))
             grad = torch.from_numpy(np.random.default_rng([9, step]).standard_normal(numel).astype(np.float32))
             grad[stream_key(0, step, 0, "w") % stride :: stride] *= 3  # the sample sees larger values than the rest
             resumed = make()
             resumed.load_state_dict(straight.state_dict())
-            same.append(torch.equal(straight.mean(turn, grad.clone()), resumed.mean(turn, grad.clone())))
+            same.append(torch.equal(straight.mean(context, grad.clone()), resumed.mean(context, grad.clone())))
         return same
 
     assert ThreadWorld(1).run(work) == [[True] * 6]
@@ -523,7 +528,7 @@ def test_steps_at_learning_rate_zero_leave_both_errors_of_blocksign_alone() -> N
             before = exchange.state_dict()
             hypers = (Hyper(lr=rate, momentum=0.9), Hyper(lr=0.1, momentum=0.9))
             generator = torch.Generator().manual_seed(10 * step + net.rank)
-            exchange.mean(Turn(layout, step, hypers), torch.randn(320, generator=generator))
+            exchange.mean(ExchangeContext(layout, step, hypers), torch.randn(320, generator=generator))
             after = exchange.state_dict()
             for room in ("memory", "collective"):
                 for name in set(before[room]["residual"]) & set(after[room]["residual"]):

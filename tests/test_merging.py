@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire.edges import bucket_fusion as merging
-from thinwire.edges.bucket_fusion import Merger, Spent, best_groups, finish, fixed_cost
+from thinwire.edges.bucket_fusion import BucketFusion, Spent, best_groups, finish, fixed_cost
 from thinwire.transport import ThreadNet, ThreadWorld
 
 times = st.floats(0.0, 10.0)
@@ -62,7 +62,7 @@ def test_ranks_with_other_times_make_the_same_plan() -> None:
     """Agreed on in the fourth pass of equal buckets; other buckets end the plan, on all ranks alike."""
 
     def work(net: ThreadNet) -> list[Any]:
-        merger, seen = Merger(), []
+        merger, seen = BucketFusion(), []
         for buckets in ([9, 5], *[[9, 7, 5, 0]] * 6, [9, 6, 0], [9, 6, 0]):
             begins = []
             for ordinal in buckets:
@@ -99,7 +99,7 @@ def trained(group: dist.ProcessGroup, spec: str, way: str) -> tuple[torch.Tensor
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-        plan = wire._merger.plan if wire._merger is not None else None
+        plan = wire._fusion.plan if wire._fusion is not None else None
         wire.detach()
     finally:
         merging.best_groups = choose

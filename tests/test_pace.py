@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from thinwire.monitor.stragglers import Pace, Pacer, _rounds
+from thinwire.monitor.stragglers import Pace, StragglerMonitor, _rounds
 from thinwire.transport import ThreadNet, ThreadWorld
 
 
@@ -42,10 +42,10 @@ class _SlowLink(ThreadNet):
 
 def test_a_slow_link_is_found_and_counts_as_no_frame() -> None:
     def work(net: ThreadNet) -> tuple[Pace, int, int]:
-        slow, pacer = _SlowLink(net.world, net.rank), Pacer()
+        slow, pacer = _SlowLink(net.world, net.rank), StragglerMonitor()
         slow.traffic.handed = 7
         pacer.sample(slow, waited_s=1.0, handed=50_000, links=True)
-        return pacer.pace, slow.traffic.handed, slow.traffic.aside
+        return pacer.pace, slow.traffic.handed, slow.traffic.overhead
 
     for pace, handed, sent in ThreadWorld(4).run(work):
         assert pace.slowest is not None and pace.slowest[0] == 1 and "link" in pace.slowest[1]

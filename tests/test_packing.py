@@ -22,7 +22,7 @@ from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import Body
 from thinwire.codecs.indices import IndexPlan, RiceSections, decode_indices, index_budget
 from thinwire.codecs.values import decode_values, encode_values, saturating_half, value_sections_nbytes
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.kernels import cpu, native, reference
@@ -503,10 +503,10 @@ def test_what_does_not_fit_is_the_smallest(coding: str, numel: int, k: int, runs
     assert indices.numel() == k and bool((indices[1:] > indices[:-1]).all()) and int(indices[-1]) < numel
     values = torch.from_numpy(np.random.default_rng(0).permutation(k).astype(np.float32)) - k / 3
     layout = Layout.of([("w", 0, numel, True)])
-    turn, codec = Turn(layout, 0, ()), SparseCodec("fp32", coding)
-    frame = codec.encode(turn, Sparse(indices, values, numel, k), torch.zeros(0))
+    context, codec = ExchangeContext(layout, 0, ()), SparseCodec("fp32", coding)
+    frame = codec.encode(context, Sparse(indices, values, numel, k), torch.zeros(0))
     assert frame.numel() == codec.nbytes(numel, k, 0)
-    back, _ = codec.decode(turn, frame, numel, k, 0, CPU, "x")
+    back, _ = codec.decode(context, frame, numel, k, 0, CPU, "x")
     left_out = k - back.indices.numel()
     assert 0 < left_out < k // 2, "the case is meant to overflow, and not to lose most of it"
     kept = torch.isin(indices, back.indices)
@@ -518,9 +518,9 @@ def test_what_does_not_fit_is_the_smallest(coding: str, numel: int, k: int, runs
 def test_of_equal_entries_the_last_are_left_out(coding: str) -> None:
     numel, k = 4_000_000, 20_000 if coding == "rice" else 300
     indices = clustered(numel, k, 500 if coding == "rice" else 10)
-    turn, codec = Turn(Layout.of([("w", 0, numel, True)]), 0, ()), SparseCodec("fp32", coding)
-    frame = codec.encode(turn, Sparse(indices, torch.ones(k), numel, k), torch.zeros(0))
-    back, _ = codec.decode(turn, frame, numel, k, 0, CPU, "x")
+    context, codec = ExchangeContext(Layout.of([("w", 0, numel, True)]), 0, ()), SparseCodec("fp32", coding)
+    frame = codec.encode(context, Sparse(indices, torch.ones(k), numel, k), torch.zeros(0))
+    back, _ = codec.decode(context, frame, numel, k, 0, CPU, "x")
     assert torch.equal(back.indices, indices[: back.indices.numel()])
 
 

@@ -11,7 +11,7 @@ from cluster import Cluster
 from torch import Tensor
 
 from thinwire.advisor.link import Link, measure_link
-from thinwire.transport import ThreadNet, ThreadWorld, TorchNet, aside
+from thinwire.transport import ThreadNet, ThreadWorld, TorchNet, overhead
 
 BURST = 200_000  # bytes that pass at once, as in front of a token bucket
 
@@ -26,7 +26,7 @@ class ShapedNet(ThreadNet):
     def _shaped(self, rounds: int, nbytes: float) -> None:
         time.sleep(rounds * self.alpha_s + max(0.0, nbytes - BURST) * self.beta_s_per_byte)
 
-    def all_gather(self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False) -> list[Tensor]:
+    def all_gather(self, frame: Tensor, room: Tensor | None = None, pairwise: bool = False) -> list[Tensor]:
         self._shaped(self.size - 1, (self.size - 1) * frame.numel())
         return super().all_gather(frame)
 
@@ -47,7 +47,7 @@ def test_a_known_link_is_found_behind_its_burst(alpha_s: float, beta: float) -> 
 
 def probe(group: Any) -> tuple[Link, int, int]:
     net = TorchNet(group, torch.device("cpu"))
-    return measure_link(net), net.traffic.handed + net.traffic.sent, net.traffic.aside
+    return measure_link(net), net.traffic.handed + net.traffic.sent, net.traffic.overhead
 
 
 def test_real_ranks_agree_and_the_ratio_is_untouched(cluster: Cluster) -> None:
@@ -55,13 +55,13 @@ def test_real_ranks_agree_and_the_ratio_is_untouched(cluster: Cluster) -> None:
         results = cluster.run(probe, size)
         assert all(link == results[0][0] for link, _, _ in results)
         assert results[0][0].alpha_s > 0 and results[0][0].beta_s_per_byte > 0
-        assert all(counted == 0 and aside > 0 for _, counted, aside in results)
+        assert all(counted == 0 and overhead > 0 for _, counted, overhead in results)
 
 
 def test_what_is_aside_stays_out_of_the_ratio_when_it_fails() -> None:
     net = ThreadNet(ThreadWorld(1), 0)
     net.traffic.handed = 7
-    with pytest.raises(ZeroDivisionError), aside(net):
+    with pytest.raises(ZeroDivisionError), overhead(net):
         net.traffic.handed, net.traffic.seconds = 100, 1.0
         raise ZeroDivisionError
     assert (net.traffic.handed, net.traffic.seconds) == (7, 0.0)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire.edges import fixed_buckets as regroup
-from thinwire.edges.fixed_buckets import Regrouper
+from thinwire.edges.fixed_buckets import FixedBuckets
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.worker import Bucket
 
@@ -38,7 +38,7 @@ def bucket_of(ordinals: list[int], is_last: bool) -> Bucket:
 def test_every_group_once_and_every_bucket_completed_once(order: list[int], cuts: set[int], broken: bool) -> None:
     """Any buckets, also behind a pass that was broken off: the groups of the model, each whole, the last one marked."""
     numels = [400 * KB] * 9
-    regrouper, places = Regrouper(numels), [0, *sorted(cuts), 9]
+    regrouper, places = FixedBuckets(numels), [0, *sorted(cuts), 9]
     pieces_of = [order[start:stop] for start, stop in pairwise(places)]
     if broken and len(pieces_of) > 1:
         regrouper.arrived(bucket_of(pieces_of[0], False), pieces_of[0])
@@ -57,7 +57,7 @@ def test_every_group_once_and_every_bucket_completed_once(order: list[int], cuts
 
 
 def test_an_error_of_any_piece_is_the_buckets_error() -> None:
-    regrouper, bucket = Regrouper([400 * KB] * 4), bucket_of([3, 2, 1, 0], True)
+    regrouper, bucket = FixedBuckets([400 * KB] * 4), bucket_of([3, 2, 1, 0], True)
     bucket.in_backward = True
     first, second = regrouper.arrived(bucket, [3, 2, 1, 0])
     error = ValueError("an exchange failed")
@@ -116,7 +116,7 @@ def whole_cut_and_otherwise_bucketed(
                 for one, state in zip((model.module, optimizer, wire), saved, strict=True):
                     one.load_state_dict(state)
             steps(group, model, optimizer, 5 if cut else 0, 10)
-            regrouper = wire._regrouper
+            regrouper = wire._fixed_buckets
             results.append((flat(model), len(regrouper._groups) if regrouper is not None else 0))
             wire.detach()
     finally:

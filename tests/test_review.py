@@ -24,7 +24,7 @@ from thinwire.checkpoint.reshard import reshard
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather
 from thinwire.compressors import TopK
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.exchange import DenseMean, Exchange
 from thinwire.engine.hierarchy import Hierarchy
 from thinwire.engine.layout import Layout
@@ -37,8 +37,8 @@ from thinwire.transport.groups import check_agreement
 CPU = torch.device("cpu")
 
 
-def _turn(numel: int, step: int = 0) -> Turn:
-    return Turn(Layout.of([("w", 0, numel, True)]), step, (Hyper(0.1),))
+def _turn(numel: int, step: int = 0) -> ExchangeContext:
+    return ExchangeContext(Layout.of([("w", 0, numel, True)]), step, (Hyper(0.1),))
 
 
 class _Failing:
@@ -46,7 +46,7 @@ class _Failing:
 
     whole_model, clock = False, None
 
-    def mean(self, turn: Turn, grad: torch.Tensor) -> torch.Tensor:
+    def mean(self, context: ExchangeContext, grad: torch.Tensor) -> torch.Tensor:
         raise thinwire.FrameError("bad frame from rank 1: for this test")
 
 
@@ -233,7 +233,7 @@ def test_the_example_compressor_of_contributing_works_as_written(monkeypatch: py
 
         def run(net: ThreadNet, layout: Layout = layout) -> torch.Tensor:
             aggregator, gradient = Yours().aggregator(net, True), torch.ones(layout.numel)
-            return sum(aggregator.mean(Turn(layout, s, (Hyper(),) * 2), gradient.clone()) for s in range(2))
+            return sum(aggregator.mean(ExchangeContext(layout, s, (Hyper(),) * 2), gradient.clone()) for s in range(2))
 
         total = ThreadWorld(2).run(run)[0]
         assert torch.equal(total[coded:], torch.full((5,), 2.0)) and total[:coded].sum() == 1.5 * coded
@@ -268,7 +268,7 @@ def test_a_length_or_a_text_from_a_peer_is_not_trusted() -> None:
 
     class Liar(ThreadNet):
         def all_gather(
-            self, frame: torch.Tensor, room: torch.Tensor | None = None, by_rounds: bool = False
+            self, frame: torch.Tensor, room: torch.Tensor | None = None, pairwise: bool = False
         ) -> list[torch.Tensor]:
             frames = super().all_gather(frame)
             if frame.numel() == 8:
@@ -295,7 +295,7 @@ def test_what_was_accepted_of_a_dense_tail_stays_when_the_residual_is_cleared() 
 
     def work(net: ThreadNet) -> torch.Tensor:
         exchange = Exchange(ErrorFeedback(), TopK(1.0), AllGather(SparseCodec()), net, local="partial")
-        return exchange.mean(Turn(layout, 0, (Hyper(),) * 2), torch.arange(13.0) + net.rank)
+        return exchange.mean(ExchangeContext(layout, 0, (Hyper(),) * 2), torch.arange(13.0) + net.rank)
 
     for mean in ThreadWorld(2).run(work):  # all of it was sent: G - S + L is G, in both parts
         assert torch.equal(mean, torch.arange(13.0) + 0.5)

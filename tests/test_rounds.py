@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from thinwire.edges import bucket_fusion as merging
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.methods import parse_method
 from thinwire.transport import Net, ThreadWorld, TorchNet
-from thinwire.transport.processes import ROUNDS_FROM
+from thinwire.transport.processes import PAIRWISE_FROM
 
 
 def exchanged(group: dist.ProcessGroup, longest: int, only_first: bool) -> list[tuple[int, int]]:
@@ -38,7 +38,7 @@ def gathered(group: dist.ProcessGroup, nbytes: int, with_room: bool) -> tuple[li
     return got, net.traffic.sent
 
 
-@pytest.mark.parametrize("nbytes", [100, ROUNDS_FROM + 100])
+@pytest.mark.parametrize("nbytes", [100, PAIRWISE_FROM + 100])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_frames_come_one_after_the_other(cluster: Any, ranks: int, nbytes: int) -> None:
     for with_room in (True, False):
@@ -52,14 +52,14 @@ def gathered_at_once(group: dist.ProcessGroup, nbytes: int, with_room: bool) -> 
     frame = torch.arange(nbytes, dtype=torch.int64).remainder(251).to(torch.uint8) + net.rank
     room = torch.zeros(net.size * nbytes, dtype=torch.uint8) if with_room else None
     done: list[int] = []
-    got = net.all_gather(frame, room, by_rounds=True, meanwhile=lambda: done.append(1))
+    got = net.all_gather(frame, room, pairwise=True, overlap_with=lambda: done.append(1))
     assert net.size == 1 or room is None or got[0].data_ptr() == room.data_ptr()
     assert all(torch.equal(other, frame - net.rank + rank) for rank, other in enumerate(got))
     assert len(got) == net.size
     return done, net.traffic.sent, net.traffic.received
 
 
-@pytest.mark.parametrize("nbytes", [100, ROUNDS_FROM + 100])
+@pytest.mark.parametrize("nbytes", [100, PAIRWISE_FROM + 100])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_all_frames_are_gathered_and_the_meantime_is_used_once(cluster: Any, ranks: int, nbytes: int) -> None:
     for with_room in (True, False):
@@ -67,7 +67,7 @@ def test_all_frames_are_gathered_and_the_meantime_is_used_once(cluster: Any, ran
             assert done == [1] and sent == received == (ranks - 1) * nbytes
 
 
-@pytest.mark.parametrize("longest", [100, ROUNDS_FROM + 100])
+@pytest.mark.parametrize("longest", [100, PAIRWISE_FROM + 100])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_everybody_gets_what_is_meant_for_him(cluster: Any, ranks: int, longest: int) -> None:
     for rank, got in enumerate(cluster.run(exchanged, ranks, longest, False)):
@@ -87,8 +87,10 @@ def averaged(net: Net, spec: str, steps: int) -> list[bytes]:
     found = []
     for step in range(steps):
         parts = [torch.randn(segment.numel, generator=generator) for segment in layout.segments]
-        turn = Turn(layout, step, (Hyper(lr=0.1, momentum=0.9),) * len(ROWS), tuple(map(torch.zeros_like, parts)))
-        aggregator.reduce(turn, parts)
+        context = ExchangeContext(
+            layout, step, (Hyper(lr=0.1, momentum=0.9),) * len(ROWS), tuple(map(torch.zeros_like, parts))
+        )
+        aggregator.reduce(context, parts)
         found += [part.numpy().tobytes() for part in parts]
     return found
 
@@ -118,7 +120,7 @@ def measured(group: dist.ProcessGroup) -> tuple[int, int]:
     net._point_to_point = counted  # type: ignore[method-assign]
     merging._all_gather_s(net, 64, 1)
     tiny = len(rounds)
-    merging._all_gather_s(net, ROUNDS_FROM, 1)
+    merging._all_gather_s(net, PAIRWISE_FROM, 1)
     return tiny, len(rounds) - tiny
 
 
@@ -137,7 +139,7 @@ def posted(group: dist.ProcessGroup) -> list[bool]:
     dist.batch_isend_irecv = noted
     try:
         net.swap(1 - net.rank, torch.zeros(9, dtype=torch.uint8))
-        net.all_gather(torch.zeros(ROUNDS_FROM, dtype=torch.uint8), by_rounds=True)
+        net.all_gather(torch.zeros(PAIRWISE_FROM, dtype=torch.uint8), pairwise=True)
     finally:
         dist.batch_isend_irecv = post
     return order

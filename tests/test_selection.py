@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.compressors import Sign, Ternarize, TopK
 from thinwire.compressors.quotas import entries_kept, quotas
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.schedules import ExponentialWarmup
 from thinwire.kernels import cpu, native, reference
@@ -127,9 +127,9 @@ def test_sampled_selection_finds_nearly_all() -> None:
 # --------------------------------------------------------------------------------------------------------- compressors
 
 
-def turn_of(sizes: list[int], step: int = 0, coded: list[bool] | None = None) -> Turn:
+def turn_of(sizes: list[int], step: int = 0, coded: list[bool] | None = None) -> ExchangeContext:
     rows = [(f"p{i}", i, n, coded[i] if coded else True) for i, n in enumerate(sizes)]
-    return Turn(Layout.of(rows), step, (Hyper(),) * len(rows))
+    return ExchangeContext(Layout.of(rows), step, (Hyper(),) * len(rows))
 
 
 def test_entries_kept() -> None:
@@ -142,29 +142,29 @@ def test_entries_kept() -> None:
 @given(sizes=st.lists(st.sampled_from(SIZES[:4]), max_size=5), density=st.sampled_from([0.001, 0.01, 0.25, 1.0]),
        scope=st.sampled_from(["tensor", "model", "balanced"]), sampled=st.booleans())  # fmt: skip
 def test_scopes_of_topk(sizes: list[int], density: float, scope: str, sampled: bool) -> None:
-    turn = turn_of(sizes)
+    context = turn_of(sizes)
     x = vector(3, sum(sizes), "ties")
     compressor = TopK(density, scope=scope, sampled=sampled)
     given_ = torch.from_numpy(x.copy())
-    payload = compressor.compress(turn, given_, None, 0)
+    payload = compressor.compress(context, given_, None, 0)
     assert np.array_equal(given_.numpy(), x), "x must not be changed"
     expected: list[int] = []
     start = 0
     scopes = [sum(sizes)] if scope == "model" else sizes
-    ks = quotas(scope, density, turn.layout)
+    ks = quotas(scope, density, context.layout)
     if scope != "balanced":  # whose quotas test_quotas.py compares with an oracle
         assert ks == [max(1, round(density * size)) if size else 0 for size in scopes]
     for size, k in zip(scopes, ks, strict=True):
         expected += [start + i for i in oracle(x[start : start + size], k)]
         start += size
-    assert payload.capacity == compressor.num_entries(turn) == len(expected)
+    assert payload.capacity == compressor.num_entries(context) == len(expected)
     assert payload.numel == sum(sizes)
     assert payload.values.tolist() == x[payload.indices.numpy()].tolist()
     if sampled:
         assert set(payload.indices.tolist()) <= set(expected)
     else:
         assert payload.indices.tolist() == expected
-    again = compressor.compress(turn, given_, None, 0)
+    again = compressor.compress(context, given_, None, 0)
     assert torch.equal(again.indices, payload.indices) and torch.equal(again.values, payload.values)
 
 
@@ -182,9 +182,9 @@ def test_ternary_payloads_show_what_is_not_finite(odd: float, clip: float | None
     """A broken gradient must be seen in the result; silently becoming zero would hide it."""
     x = torch.from_numpy(vector(5, 100, "plain"))
     x[42] = odd
-    turn, compressor = turn_of([60, 40]), Ternarize(clip, share, 0)
-    agreed = compressor.measure(turn, x)
-    payload = compressor.compress(turn, x, agreed, 0).drawn()
+    context, compressor = turn_of([60, 40]), Ternarize(clip, share, 0)
+    agreed = compressor.measure(context, x)
+    payload = compressor.compress(context, x, agreed, 0).drawn()
     assert not bool(torch.isfinite(payload.values()[:60]).all())
     assert bool(torch.isfinite(payload.values()[60:]).all())
     assert set(payload.trits.tolist()) <= {-1, 0, 1}
@@ -194,10 +194,10 @@ def test_ternary_payloads_show_what_is_not_finite(odd: float, clip: float | None
 @pytest.mark.parametrize("size", SIZES)
 def test_ternary_values_of_the_clipped_gradient(clip: float | None, size: int) -> None:
     x = vector(6, size, "plain")
-    compressor, turn = Ternarize(clip, True, 0), turn_of([size])
+    compressor, context = Ternarize(clip, True, 0), turn_of([size])
     given_: Tensor = torch.from_numpy(x.copy())
-    agreed = compressor.measure(turn, given_)
-    payload = compressor.compress(turn, given_, agreed, 0).drawn()
+    agreed = compressor.measure(context, given_)
+    payload = compressor.compress(context, given_, agreed, 0).drawn()
     assert np.array_equal(given_.numpy(), x)
     if not size:
         assert payload.trits.numel() == 0

@@ -22,7 +22,7 @@ def test_a_free_step_stands_before_and_after_each() -> None:
 def test_shares_do_not_see_a_drift() -> None:
     """A machine that becomes three times slower on the way; lane 1 takes 1.25 of a free step, lane 2 twice it."""
     order, cost = order_of([8, 8]), {FREE: 1.0, 1: 1.25, 2: 2.0}
-    seconds = [cost[lane] * (1 + 2 * turn / len(order)) for turn, lane in enumerate(order)]
+    seconds = [cost[lane] * (1 + 2 * context / len(order)) for context, lane in enumerate(order)]
     shares = shares_of(order, seconds)
     assert shares[1] == pytest.approx([0.8] * 8) and shares[2] == pytest.approx([0.5] * 8)
     assert shares[FREE][1:-1] == pytest.approx([1.0] * 15)

@@ -13,7 +13,7 @@ from oracles.selection import balanced
 from torch import Tensor
 
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.methods import DGC, BlockSign, Dense, GradientDropping, GTopK, Method, Noop, SignSGD, TernGrad
@@ -69,15 +69,15 @@ def test_bits_a_value_at_a_thousandth_of_resnet50(indices: str, values: str, mos
     k, codec = round(0.001 * RESNET50), SparseCodec(values, indices)
     nbytes = codec.nbytes(RESNET50, k, 0)
     assert 8 * nbytes / k <= most
-    turn = Turn(Layout.of([("w", 0, RESNET50, True)]), 0, ())
+    context = ExchangeContext(Layout.of([("w", 0, RESNET50, True)]), 0, ())
     for seed in range(3):
         generator = np.random.default_rng(seed)
         chosen = np.unique(generator.integers(0, RESNET50, 2 * k))
         chosen = np.sort(generator.permutation(chosen)[:k])
         values_ = torch.from_numpy(generator.standard_normal(k).astype(np.float32))
-        frame = codec.encode(turn, Sparse(torch.from_numpy(chosen), values_, RESNET50, k), torch.zeros(0))
+        frame = codec.encode(context, Sparse(torch.from_numpy(chosen), values_, RESNET50, k), torch.zeros(0))
         assert frame.numel() == nbytes
-        back, _ = codec.decode(turn, frame, RESNET50, k, 0, CPU, "x")
+        back, _ = codec.decode(context, frame, RESNET50, k, 0, CPU, "x")
         assert np.array_equal(back.indices.numpy(), chosen)
         body = int(frame[28:32].view(torch.int32))
         assert 8 * (36 + body) / k <= most
@@ -111,7 +111,7 @@ def traffic(method: Method, layout: Layout, size: int, seed: int = 0) -> list[An
     def work(net: ThreadNet) -> tuple[Any, Tensor]:
         aggregator = method.aggregator(net, optimizer_is_sgd=True)
         grad = np.random.default_rng([seed, net.rank]).standard_normal(layout.numel, dtype=np.float32)
-        mean = aggregator.mean(Turn(layout, 3, hypers, weights), torch.from_numpy(grad)).clone()
+        mean = aggregator.mean(ExchangeContext(layout, 3, hypers, weights), torch.from_numpy(grad)).clone()
         return net.traffic, mean
 
     results = ThreadWorld(size).run(work)
@@ -146,7 +146,7 @@ def test_a_frame_holds_what_uneven_quotas_choose_by_chance(sizes: list[int], den
     """Its length counts on every tensor's own share; evenly spread entries would need less, and some would wait."""
     layout = layout_of(sizes)
     ks = balanced(density, sizes)
-    turn, spread = Turn(layout, 0, ()), tuple(zip(sizes, ks, strict=True))
+    context, spread = ExchangeContext(layout, 0, ()), tuple(zip(sizes, ks, strict=True))
     starts = np.cumsum([0, *sizes[:-1]])
     for seed in range(3):
         generator = np.random.default_rng(seed)
@@ -157,9 +157,9 @@ def test_a_frame_holds_what_uneven_quotas_choose_by_chance(sizes: list[int], den
         chosen = torch.from_numpy(np.concatenate(parts))
         values = torch.from_numpy(generator.standard_normal(len(chosen)).astype(np.float32))
         payload = Sparse(chosen, values, layout.numel, len(chosen), spread)
-        frame = SparseCodec("int8").encode_finished(turn, payload, torch.zeros(0))
+        frame = SparseCodec("int8").encode_finished(context, payload, torch.zeros(0))
         assert frame.numel() == sparse_nbytes("int8", "rice", layout.numel, len(chosen), 0, spread)
-        back, _ = SparseCodec("int8").decode(turn, frame, layout.numel, len(chosen), 0, CPU, "here")
+        back, _ = SparseCodec("int8").decode(context, frame, layout.numel, len(chosen), 0, CPU, "here")
         assert back.indices.numel() == len(chosen), "none was left out"
 
 
@@ -320,12 +320,12 @@ def test_frames_that_may_be_merged_leave_nothing_out(indices: str) -> None:
     far = 3_000 + torch.arange(1, 3_001) * ((numel - 3_001) // 3_000)
     payload = Sparse(torch.cat([near, far]), torch.linspace(1.0, 2.0, k), numel, k)
     layout = Layout.of([("w", 0, numel, True)])
-    turn = Turn(layout, 0, (Hyper(),))
+    context = ExchangeContext(layout, 0, (Hyper(),))
     usual, roomy = SparseCodec("fp32", indices), DGC(indices=indices, values="fp32").codec
     for codec, left_out in ((usual, indices == "rice"), (roomy, False)):
-        frame = codec.encode_finished(turn, payload, torch.zeros(0))
+        frame = codec.encode_finished(context, payload, torch.zeros(0))
         assert frame.numel() == codec.nbytes(numel, k, 0)
-        kept, _ = codec.decode(turn, frame, numel, k, 0, CPU, "here")
+        kept, _ = codec.decode(context, frame, numel, k, 0, CPU, "here")
         assert (kept.indices.numel() < k) == left_out
     assert not DGC(values="int8").codec.holds_any  # whose groups depend on the model alone
     merged = [DGC(values="fp32"), GradientDropping(values="bf16", scope="balanced")]

@@ -18,7 +18,7 @@ from thinwire import kernels
 from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.codecs.frame import is_finished
 from thinwire.compressors import TopK
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse, Ternary, TernaryDraw
 from thinwire.kernels import gpu, reference
@@ -163,13 +163,13 @@ def test_frames_are_the_codec_s_bytes(
     indices = torch.randperm(numel, generator=generator)[:count].sort().values.to(DEVICE)
     floats = torch.randn(count, generator=generator) * (1e37 if huge else 1.0)
     rows = [("a", 0, numel, True)] + ([("b", 1, tail, False)] if tail else [])
-    turn = Turn(Layout.of(rows), 5, (Hyper(),) * len(rows))
+    context = ExchangeContext(Layout.of(rows), 5, (Hyper(),) * len(rows))
     payload = Sparse(indices, floats.to(DEVICE), numel, count)
     rest = torch.randn(tail, generator=generator).to(DEVICE)
     codec = SparseCodec(values=values)
-    frame = codec.encode(turn, payload, rest)
+    frame = codec.encode(context, payload, rest)
     if is_finished(frame):
-        assert torch.equal(frame, codec.encode(turn, payload, rest, within_budget=True))
+        assert torch.equal(frame, codec.encode(context, payload, rest, within_budget=True))
 
 
 def test_a_frame_over_its_budget_is_left_unfinished() -> None:
@@ -177,13 +177,13 @@ def test_a_frame_over_its_budget_is_left_unfinished() -> None:
     clustered = torch.arange(count // 2) * 2  # dense at the front, sparse behind: more bits than a random choice
     spread = torch.linspace(count * 2, numel - 1, count - count // 2).long()
     indices = torch.cat([clustered, spread]).to(DEVICE)
-    turn = Turn(Layout.of([("a", 0, numel, True)]), 5, (Hyper(),))
+    context = ExchangeContext(Layout.of([("a", 0, numel, True)]), 5, (Hyper(),))
     payload = Sparse(indices, noise(count, 5), numel, count)
     codec, nothing = SparseCodec(), torch.zeros(0, device=DEVICE)
-    fits = is_finished(codec.encode(turn, payload, nothing))
-    smaller = codec.encode(turn, payload, nothing, within_budget=True)
+    fits = is_finished(codec.encode(context, payload, nothing))
+    smaller = codec.encode(context, payload, nothing, within_budget=True)
     assert is_finished(smaller)
-    kept, _ = codec.decode(turn, smaller, numel, count, 0, DEVICE, "here")
+    kept, _ = codec.decode(context, smaller, numel, count, 0, DEVICE, "here")
     assert fits == (kept.indices.numel() == count)
 
 
@@ -197,15 +197,15 @@ def test_steps_from_gradient_to_frame(memory: MomentumCorrection | ErrorFeedback
     compressor, codec = TopK(density), SparseCodec()
     k = round(density * 6000)
     for step in range(3):
-        turn = Turn(layout, step, tuple(Hyper(lr=0.1, momentum=0.9) for _ in numels))
-        turn.alarm.flag = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        scout = compressor.scout(turn, DEVICE)
-        assert scout is not None
-        x = memory.compensate(turn, [noise(numel, step + place) for place, numel in enumerate(numels)], scout)
-        payload = compressor.compress(turn, x[:6050], None, 0, scout)
+        context = ExchangeContext(layout, step, tuple(Hyper(lr=0.1, momentum=0.9) for _ in numels))
+        context.alarm.flag = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        hint = compressor.hint(context, DEVICE)
+        assert hint is not None
+        x = memory.compensate(context, [noise(numel, step + place) for place, numel in enumerate(numels)], hint)
+        payload = compressor.compress(context, x[:6050], None, 0, hint)
         assert torch.equal(payload.indices[:k], reference.select_topk(x[:6000], k))
-        frame = codec.encode_finished(turn, payload, x[6050:])
-        decoded, tail = codec.decode(turn, frame, 6050, payload.capacity, 900, DEVICE, "here")
+        frame = codec.encode_finished(context, payload, x[6050:])
+        decoded, tail = codec.decode(context, frame, 6050, payload.capacity, 900, DEVICE, "here")
         assert torch.equal(decoded.indices, payload.indices) and torch.equal(decoded.values, payload.values)
         assert torch.equal(tail, x[6050:])
 
@@ -231,8 +231,8 @@ def test_ternary_and_moments(numels: tuple[int, ...]) -> None:
 def test_frames_of_trits_are_the_codec_s_bytes(numels: tuple[int, ...], tail: int, with_scales: bool) -> None:
     """Drawn straight into the frame, with header, tail, scales and checksum: what the reference puts together."""
     rows = [(f"p{place}", place, numel, True) for place, numel in enumerate(numels)] + [("t", 9, tail, False)]
-    turn = Turn(Layout.of(rows), 2**32 - 7, (Hyper(),) * len(rows))
-    turn.alarm.flag = torch.full((1,), tail % 2, dtype=torch.int32, device=DEVICE)
+    context = ExchangeContext(Layout.of(rows), 2**32 - 7, (Hyper(),) * len(rows))
+    context.alarm.flag = torch.full((1,), tail % 2, dtype=torch.int32, device=DEVICE)
     parts = tuple(noise(numel + 1, 31 + place)[1:] for place, numel in enumerate(numels))  # from an odd address
     if tail == 0:
         parts = tuple(part.clone() for part in parts)
@@ -242,10 +242,10 @@ def test_frames_of_trits_are_the_codec_s_bytes(numels: tuple[int, ...], tail: in
     keys = tuple((place * 0x9E3779B1 + 77) & 0xFFFFFFFF for place in range(len(numels)))
     draw = TernaryDraw(parts, scales.to(DEVICE), limits, keys, tuple(1000 * place for place in range(len(numels))))
     rest = -noise(tail, 3).relu()  # with negative zeros
-    frame = TernaryCodec().encode(turn, draw, rest, with_scales=with_scales)
+    frame = TernaryCodec().encode(context, draw, rest, with_scales=with_scales)
     packed = reference.ternarize_packed(parts, draw.scales, keys, limits, draw.counters)
     blocks = tuple((part.numel(), 1) for part in parts)
-    assert torch.equal(frame, TernaryCodec().encode(turn, Ternary(packed, draw.scales, blocks), rest, with_scales))
+    assert torch.equal(frame, TernaryCodec().encode(context, Ternary(packed, draw.scales, blocks), rest, with_scales))
     assert torch.equal(draw.drawn().packed, packed)
 
 

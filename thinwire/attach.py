@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.advisor.auto import Auto
-from thinwire.edges.amp import Gate, Scaler
+from thinwire.edges.amp import Scaler, StepSkipper
 from thinwire.edges.bucket_fusion import choice as merging_choice
 from thinwire.edges.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, is_attached
 from thinwire.edges.optimizer import OptimizerView
@@ -21,7 +21,7 @@ from thinwire.engine.hierarchy import machine_groups, sends_nothing
 from thinwire.methods import Dense, Method, parse_method
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.transport import TorchNet
-from thinwire.transport.groups import check_agreement, own_net
+from thinwire.transport.groups import acquire_group, check_agreement
 
 log = logging.getLogger("thinwire")
 
@@ -95,14 +95,14 @@ def attach(
     options = {"auto": auto, "on_nonfinite": on_nonfinite, "gated": gated, **watched, "THINWIRE_MERGE": merge}
     check_agreement(parent, {**_description(model, chosen, groups), **{k: str(v) for k, v in options.items()}}, error)
     assert view is not None and chosen is not None
-    net = own_net(parent)
+    net = acquire_group(parent)
     wire = Wire(
         model,
         view,
         chosen,
         net,
         groups,
-        Gate(scaler) if gated else None,
+        StepSkipper(scaler) if gated else None,
         Guard(guard, guard_every) if guard is not None else None,
         check_replicas_every,
     )

@@ -19,7 +19,7 @@ from thinwire.advisor.microbench import DryNet
 from thinwire.advisor.profile import Profile, exchanges_of, frames_grow, measure_codec, measure_profile
 from thinwire.methods import Method, parse_method
 from thinwire.transport import TorchNet
-from thinwire.transport.groups import give_back, own_net
+from thinwire.transport.groups import acquire_group, release_group
 
 # Where two are equally fast the first is recommended: those in front lost less accuracy in most of what was trained.
 METHODS = ("dense", "dense:dtype=bf16", "dgc", "gtopk", "blocksign", "terngrad")
@@ -181,11 +181,11 @@ def advise(
     else:
         world = group
     parent = TorchNet(world, device)  # type: ignore[arg-type]
-    net = own_net(parent)
+    net = acquire_group(parent)
     silent = model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
     with silent, _untouched(inner):
         profile = measure_profile(net, parameters, step, chosen, optimizer_is_sgd=optimizer_is_sgd)
-    give_back(parent, net)
+    release_group(parent, net)
     return advise_from(profile, chosen)
 
 

@@ -18,7 +18,7 @@ from thinwire.advisor.profile import Profile, buckets_of, measure_exchange
 from thinwire.edges.optimizer import OptimizerView
 from thinwire.edges.wire import Wire
 from thinwire.methods import Method, parse_method
-from thinwire.transport import TorchNet, aside
+from thinwire.transport import TorchNet, overhead
 
 log = logging.getLogger("thinwire")
 
@@ -104,7 +104,7 @@ class Auto:
         own = [statistics.median(seconds for seconds, _ in self._rows)]
         own += [statistics.median(ready.get(name, own[0]) for _, ready in self._rows) for name in names]
         agreed = torch.tensor(own, dtype=torch.float64)
-        with aside(net):
+        with overhead(net):
             net.all_reduce(agreed, largest=True)
         compute_s, *ready_s = agreed.tolist()
         work = Workload(compute_s, tuple(buckets_of(parameters, dict(zip(names, ready_s, strict=True)))))
@@ -112,7 +112,7 @@ class Auto:
         # Local gradients want averaged() around evaluation, which is the user's to know of.
         suited = METHODS if sgd else [method for method in WITHOUT_SGD if method != LOCAL]
         methods = with_dense([method for method in map(parse_method, suited) if self._accepts(method)])
-        with aside(net):
+        with overhead(net):
             link = measure_link(net)
             costs = {
                 str(method): measure_exchange(net, method, work, link, sgd, device, 2, longest_s=LONGEST_S)

@@ -10,7 +10,7 @@ from itertools import combinations
 
 import torch
 
-from thinwire.transport import Net, aside
+from thinwire.transport import Net, overhead
 
 SMALL = 64  # bytes: what such a message takes is latency
 FIRST = 64 * 1024  # bytes of the first buffer that is added up
@@ -55,7 +55,7 @@ def measure_link(net: Net) -> Link:
     """
     if net.size == 1:
         return Link(0.0, 0.0)
-    with aside(net):
+    with overhead(net):
         tiny = torch.zeros(SMALL, dtype=torch.uint8)
         rounds = net.size - 1
         slowest_s(net, lambda: net.all_gather(tiny))  # connections, buffers and code that is used for the first time

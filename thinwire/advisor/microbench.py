@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from thinwire.collectives.shards import WHOLE_BELOW
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods import Method
 from thinwire.methods.base import Rows
-from thinwire.transport import Meanwhile, Net, Traffic
+from thinwire.transport import Net, OverlapWith, Traffic
 
 NOISE = 2**18  # random numbers that are enough to repeat: drawing a whole model's takes longer than exchanging it
 STRIDE = 7919  # how far along in them the next step begins
@@ -31,10 +31,10 @@ class DryNet:
         return tensor
 
     def all_gather(
-        self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False, meanwhile: Meanwhile = None
+        self, frame: Tensor, room: Tensor | None = None, pairwise: bool = False, overlap_with: OverlapWith = None
     ) -> list[Tensor]:
-        if meanwhile is not None:
-            meanwhile()
+        if overlap_with is not None:
+            overlap_with()
         return [frame] * self.size
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -45,9 +45,9 @@ class DryNet:
         assert all(expected == mine.numel() for expected in nbytes), "ranks of a dry net must have equal shards"
         return [mine] * self.size
 
-    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, meanwhile: Meanwhile = None) -> Tensor:
-        if meanwhile is not None:
-            meanwhile()
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, overlap_with: OverlapWith = None) -> Tensor:
+        if overlap_with is not None:
+            overlap_with()
         return frame
 
     def send(self, peer: int, frame: Tensor) -> None:
@@ -76,7 +76,7 @@ def even_layouts(method: Method, exchanges: Sequence[Rows], size: int) -> list[L
     return [Layout.of(rows, coded_sizes) for rows in entries]
 
 
-class Rehearsal:
+class ExchangeBenchmark:
     """One method's exchanges of a step on gradients of random numbers, over any net, without a training step.
 
     Bucket by bucket, as in a step: how large the buffers are decides what the caches and the allocator make of them.
@@ -99,11 +99,11 @@ class Rehearsal:
         for layout, weights in zip(self.layouts, self._weights, strict=True):
             # Written right before, to memory that is there: so backward leaves a bucket, too.
             parts = layout.split(self._bucket[: layout.numel].copy_(self._noise[first : first + layout.numel]))
-            turn = Turn(layout, self._step, (HYPER,) * len(layout.segments), layout.split(weights))
+            context = ExchangeContext(layout, self._step, (HYPER,) * len(layout.segments), layout.split(weights))
             self._wait()
             start = clock()
             with torch.no_grad():
-                self._aggregator.reduce(turn, parts)
+                self._aggregator.reduce(context, parts)
             self._wait()
             taken_s += clock() - start
         self._step += 1
@@ -114,7 +114,7 @@ class Rehearsal:
             torch.cuda.synchronize(self._device)
 
 
-class DryRun(Rehearsal):
+class DryRun(ExchangeBenchmark):
     """What a method computes in a step of these exchanges in a pretended group of ``size``, a power of two."""
 
     def __init__(self, method: Method, exchanges: Sequence[Rows], size: int, sgd: bool, device: torch.device) -> None:

@@ -20,11 +20,11 @@ from thinwire.advisor.cost import Bucket, ExchangeCost, Plan, Prediction, Worklo
 from thinwire.advisor.cost.plans import exchanged_rows, layouts_of
 from thinwire.advisor.cost.steps import BUCKET, FIRST_BUCKET
 from thinwire.advisor.link import Link, measure_link, meet, slowest_s
-from thinwire.advisor.microbench import DryRun, Rehearsal
+from thinwire.advisor.microbench import DryRun, ExchangeBenchmark
 from thinwire.engine.layout import Layout
 from thinwire.methods import DGC, GradientDropping, GTopK, Method
 from thinwire.methods.base import Rows
-from thinwire.transport import Net, TorchNet, aside
+from thinwire.transport import Net, TorchNet, overhead
 
 Step = Callable[[], object]
 
@@ -68,7 +68,7 @@ def measure_profile(
     ``step`` runs forward, backward and the optimizer once, without exchanging gradients. ``more_hosts`` also measures
     what one more frame costs, which predictions for larger groups need.
     """
-    with aside(net), StepWatch(net, parameters, step) as steps:
+    with overhead(net), StepWatch(net, parameters, step) as steps:
         link = measure_link(net)
         for _ in range(repeats):
             steps.time_one()
@@ -232,7 +232,7 @@ def measure_exchange(
     planned_s = _plan(method, layouts_of(method, whole), net.size).seconds(link)
     share = min(1.0, longest_s / max(1e-9, planned_s))
     layouts = layouts_of(method, [cut(rows, share, dense_below(method)) for rows in whole])
-    run = Rehearsal(method, layouts, net, optimizer_is_sgd, device)
+    run = ExchangeBenchmark(method, layouts, net, optimizer_is_sgd, device)
     computed: list[float] = []
     on_wire: list[float] = []
     untimed, timed = UNTIMED, repeats
@@ -318,10 +318,10 @@ def measure_codec(
     for size in sizes:
         run = DryRun(method, exchanges, size, optimizer_is_sgd, device)
         taken = []
-        for turn in range(UNTIMED + repeats):
+        for context in range(UNTIMED + repeats):
             meet(net)
             seconds = run.seconds(clock)
-            if turn >= UNTIMED:
+            if context >= UNTIMED:
                 taken.append(_mean(net, seconds))
         frames = plan_exchange(method, run.layouts[0], size).frames
         points.append((frames, typical(taken)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.frame import HEADER_NBYTES, Header, as_bytes, build, frame_size, header_words, open_frame
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.payloads import Signs, SignsOf, Ternary, TernaryDraw
 from thinwire.errors import FrameError
 from thinwire.kernels import Runs, encode_ternary_frame, on_gpu, sum_trits, write_levels
@@ -23,16 +23,16 @@ def count_elements(blocks: Runs) -> int:
     return sum(length * count for length, count in blocks)
 
 
-def _header(turn: Turn, kind: str, numel: int, count: int, tail: Tensor, parameter: int = 0) -> Header:
+def _header(context: ExchangeContext, kind: str, numel: int, count: int, tail: Tensor, parameter: int = 0) -> Header:
     return Header(
         kind,
         numel,
         count,
         tail.numel(),
-        turn.layout.fingerprint,
-        turn.step,
+        context.layout.fingerprint,
+        context.step,
         parameter=parameter,
-        alarm=turn.alarm.rings,
+        alarm=context.alarm.rings,
     )
 
 
@@ -48,17 +48,29 @@ class SignsCodec:
         return frame_size(4 * tail, 4 * num_scales, -(-numel // 8))
 
     def encode(
-        self, turn: Turn, payload: Signs | SignsOf, tail: Tensor, nbytes: int | None = None, out: Tensor | None = None
+        self,
+        context: ExchangeContext,
+        payload: Signs | SignsOf,
+        tail: Tensor,
+        nbytes: int | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        header = _header(turn, "signs", payload.numel, payload.scales.numel(), tail)
+        header = _header(context, "signs", payload.numel, payload.scales.numel(), tail)
         bits = payload.packed if isinstance(payload, Signs) else payload
-        return build(header, [as_bytes(tail), as_bytes(payload.scales), bits], nbytes, turn.alarm.flag, out)
+        return build(header, [as_bytes(tail), as_bytes(payload.scales), bits], nbytes, context.alarm.flag, out)
 
     def decode(
-        self, turn: Turn, frame: Tensor, blocks: Runs, num_scales: int, tail: int, device: torch.device, origin: str
+        self,
+        context: ExchangeContext,
+        frame: Tensor,
+        blocks: Runs,
+        num_scales: int,
+        tail: int,
+        device: torch.device,
+        origin: str,
     ) -> tuple[Signs, Tensor]:
         numel = count_elements(blocks)
-        header, body = open_frame(frame, turn, "signs", numel, tail, device, origin)
+        header, body = open_frame(frame, context, "signs", numel, tail, device, origin)
         _check_count(origin, header.count, num_scales)
         tail_values = body.take_floats(tail, "dense tail")
         scales = body.take_floats(num_scales, "scales")
@@ -74,10 +86,15 @@ class TernaryCodec:
         return frame_size(4 * tail, 4 * num_scales, -(-numel // 5))
 
     def encode(
-        self, turn: Turn, payload: Ternary | TernaryDraw, tail: Tensor, with_scales: bool, out: Tensor | None = None
+        self,
+        context: ExchangeContext,
+        payload: Ternary | TernaryDraw,
+        tail: Tensor,
+        with_scales: bool,
+        out: Tensor | None = None,
     ) -> Tensor:
         scales = payload.scales if with_scales else payload.scales[:0]
-        header = _header(turn, "ternary", payload.numel, scales.numel(), tail)
+        header = _header(context, "ternary", payload.numel, scales.numel(), tail)
         trits: Tensor | TernaryDraw
         if isinstance(payload, Ternary):
             trits = payload.packed
@@ -85,15 +102,15 @@ class TernaryCodec:
             body = self.nbytes(payload.numel, scales.numel(), tail.numel()) - HEADER_NBYTES
             return encode_ternary_frame(
                 header_words(header, body), tail, scales.numel(), payload.parts, payload.scales, payload.keys,
-                payload.limits, payload.counters, turn.alarm.flag,
+                payload.limits, payload.counters, context.alarm.flag,
             )  # fmt: skip
         else:
             trits = payload
-        return build(header, [as_bytes(tail), as_bytes(scales), trits], flag=turn.alarm.flag, out=out)
+        return build(header, [as_bytes(tail), as_bytes(scales), trits], flag=context.alarm.flag, out=out)
 
     def decode(
         self,
-        turn: Turn,
+        context: ExchangeContext,
         frame: Tensor,
         blocks: Runs,
         shared: Tensor | None,
@@ -102,7 +119,7 @@ class TernaryCodec:
         origin: str,
     ) -> tuple[Ternary, Tensor]:
         numel = count_elements(blocks)
-        header, body = open_frame(frame, turn, "ternary", numel, tail, device, origin)
+        header, body = open_frame(frame, context, "ternary", numel, tail, device, origin)
         num_scales = count_blocks(blocks) if shared is None else 0
         _check_count(origin, header.count, num_scales)
         tail_values = body.take_floats(tail, "dense tail")
@@ -142,19 +159,32 @@ class LevelsCodec:
         return frame_size(4 * tail, -(-numel * level_bits(ranks) // 8))
 
     def encode_sums(
-        self, turn: Turn, frames: Sequence[Tensor], numel: int, tail: Tensor, nbytes: int, out: Tensor | None = None
+        self,
+        context: ExchangeContext,
+        frames: Sequence[Tensor],
+        numel: int,
+        tail: Tensor,
+        nbytes: int,
+        out: Tensor | None = None,
     ) -> Tensor:
         """The frame of the sums of N packed vectors of ``numel`` trits."""
         bits = level_bits(len(frames))
-        header = _header(turn, "levels", numel, 0, tail, parameter=bits)
-        return build(header, [as_bytes(tail), _TritSums(frames, numel, bits)], nbytes, turn.alarm.flag, out)
+        header = _header(context, "levels", numel, 0, tail, parameter=bits)
+        return build(header, [as_bytes(tail), _TritSums(frames, numel, bits)], nbytes, context.alarm.flag, out)
 
     def decode_mean(
-        self, turn: Turn, frame: Tensor, ranks: int, tail: int, parts: Sequence[Tensor], scales: Tensor, origin: str
+        self,
+        context: ExchangeContext,
+        frame: Tensor,
+        ranks: int,
+        tail: int,
+        parts: Sequence[Tensor],
+        scales: Tensor,
+        origin: str,
     ) -> Tensor:  # vectors of float32, one scale each -> (tail,) float32
         """Write scale * level / N to the parts; return the tail."""
         numel, bits = sum(part.numel() for part in parts), level_bits(ranks)
-        header, body = open_frame(frame, turn, "levels", numel, tail, scales.device, origin)
+        header, body = open_frame(frame, context, "levels", numel, tail, scales.device, origin)
         _check_count(origin, header.count, 0)
         if header.parameter != bits:
             raise FrameError(f"bad frame from {origin}: it has {header.parameter} bits a level, expected {bits}")
@@ -173,15 +203,20 @@ class FloatsCodec:
         return frame_size(4 * tail, 4 * numel)
 
     def encode(
-        self, turn: Turn, values: Tensor, tail: Tensor, nbytes: int | None = None, out: Tensor | None = None
+        self,
+        context: ExchangeContext,
+        values: Tensor,
+        tail: Tensor,
+        nbytes: int | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        header = _header(turn, "dense", values.numel(), 0, tail)
-        return build(header, [as_bytes(tail), as_bytes(values)], nbytes, turn.alarm.flag, out)
+        header = _header(context, "dense", values.numel(), 0, tail)
+        return build(header, [as_bytes(tail), as_bytes(values)], nbytes, context.alarm.flag, out)
 
     def decode(
-        self, turn: Turn, frame: Tensor, numel: int, tail: int, device: torch.device, origin: str
+        self, context: ExchangeContext, frame: Tensor, numel: int, tail: int, device: torch.device, origin: str
     ) -> tuple[Tensor, Tensor]:
-        header, body = open_frame(frame, turn, "dense", numel, tail, device, origin)
+        header, body = open_frame(frame, context, "dense", numel, tail, device, origin)
         _check_count(origin, header.count, 0)
         tail_values = body.take_floats(tail, "dense tail")
         values = body.take_floats(numel, "values")

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.errors import FrameError
 from thinwire.kernels import checksum_around, frame_heads
 from thinwire.kernels.uploads import once_a_thread, upload
@@ -194,7 +194,7 @@ class Body:
 
 def open_frame(
     frame: Tensor,
-    turn: Turn,
+    context: ExchangeContext,
     kind: str,
     numel: int,
     tail: int,
@@ -224,10 +224,10 @@ def open_frame(
     check(flags <= 1, f"its flags {flags} are unknown")
     check(kind_code == KINDS[kind], f"its kind is {kind_code}, expected {KINDS[kind]} ({kind})")
     check(
-        layout == turn.layout.fingerprint,
+        layout == context.layout.fingerprint,
         "it carries other parameters than this rank is exchanging (layout fingerprints differ)",
     )
-    check(step == turn.step & 0xFFFFFFFF, f"it belongs to step {step}, this rank is at step {turn.step}")
+    check(step == context.step & 0xFFFFFFFF, f"it belongs to step {step}, this rank is at step {context.step}")
     check(numel_ == numel, f"it speaks about {numel_} elements, expected {numel}")
     check(tail_ == tail, f"it has a dense tail of {tail_} elements, expected {tail}")
     check(kind == "sparse" or index_code == value_code == 0, "it names a coding that its kind does not have")
@@ -240,7 +240,7 @@ def open_frame(
     )
     computed = head.checksum if head is not None else int(_frame_checksum(frame))
     check(computed == sum_, "its checksum does not match")
-    if flags and turn.alarm.heard_from is None:
-        turn.alarm.heard_from = origin
+    if flags and context.alarm.heard_from is None:
+        context.alarm.heard_from = origin
     header = Header(kind, numel_, count, tail_, layout, step, index_code, value_code, parameter)
     return header, Body(frame[HEADER_NBYTES : HEADER_NBYTES + body_nbytes].to(device), origin)

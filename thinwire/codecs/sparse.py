@@ -31,9 +31,9 @@ from thinwire.codecs.indices import (
     take_rice,
 )
 from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, value_sections_nbytes
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.payloads import Sparse, Spread
-from thinwire.engine.workspace import BACK, FRONT, Scratch
+from thinwire.engine.workspace import BACK, FRONT, Workspace
 from thinwire.errors import FrameError
 from thinwire.kernels import RiceStream, encode_rice_frame, keep_largest, on_gpu, rice_indices
 
@@ -69,7 +69,12 @@ class SparseCodec:
         return frame_size(4 * tail, *value_sections_nbytes(self.values, k), self._budget(numel, k, spread))
 
     def encode(
-        self, turn: Turn, payload: Sparse, tail: Tensor, within_budget: bool = False, scratch: Scratch | None = None
+        self,
+        context: ExchangeContext,
+        payload: Sparse,
+        tail: Tensor,
+        within_budget: bool = False,
+        workspace: Workspace | None = None,
     ) -> Tensor:  # -> (nbytes,) uint8
         """Encode; entries that do not fit into the budget are left out, the smallest first.
 
@@ -84,66 +89,66 @@ class SparseCodec:
         budget = self._budget(numel, k, payload.spread)
         on_device = self.indices == "rice" and 0 < indices.numel() <= _DEVICE_ENTRIES and on_gpu(values.device)
         if on_device and not within_budget:
-            return self._encode_on_device(turn, payload, tail, budget)
+            return self._encode_on_device(context, payload, tail, budget)
         nbytes, device = self.nbytes(numel, k, tail.numel(), payload.spread), values.device
-        scratch = scratch or Scratch()
-        frame = scratch.take(nbytes, torch.uint8, device, BACK)
-        mark = scratch.mark(BACK)
+        workspace = workspace or Workspace()
+        frame = workspace.take(nbytes, torch.uint8, device, BACK)
+        mark = workspace.mark(BACK)
         plan = IndexPlan(self.indices, indices, numel)
         while excess := plan.excess(budget):
             kept = max(0, indices.numel() - excess)
-            room = scratch.entries(kept, numel, device, BACK)
+            room = workspace.entries(kept, numel, device, BACK)
             indices, values = keep_largest(indices, values, kept, room)
             plan = IndexPlan(self.indices, indices, numel)
         header = Header(
-            kind="sparse", numel=numel, count=indices.numel(), tail=tail.numel(), layout=turn.layout.fingerprint,
-            step=turn.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
-            parameter=plan.parameter, alarm=turn.alarm.rings,
+            kind="sparse", numel=numel, count=indices.numel(), tail=tail.numel(), layout=context.layout.fingerprint,
+            step=context.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
+            parameter=plan.parameter, alarm=context.alarm.rings,
         )  # fmt: skip
-        codes = scratch.take(values.numel() if self.values == "int8" else 0, torch.int8, device, BACK)
+        codes = workspace.take(values.numel() if self.values == "int8" else 0, torch.int8, device, BACK)
         sections = [as_bytes(tail), *encode_values(self.values, values, codes), *plan.sections()]
-        frame = build(header, sections, nbytes, turn.alarm.flag, frame)
-        scratch.release(mark, BACK)
+        frame = build(header, sections, nbytes, context.alarm.flag, frame)
+        workspace.release(mark, BACK)
         return frame
 
     def encode_finished(
-        self, turn: Turn, payload: Sparse, tail: Tensor, scratch: Scratch | None = None
+        self, context: ExchangeContext, payload: Sparse, tail: Tensor, workspace: Workspace | None = None
     ) -> Tensor:  # -> (nbytes,) uint8
         """A frame that is complete, at the price of a wait for the device."""
-        frame = self.encode(turn, payload, tail, scratch=scratch)
-        return frame if is_finished(frame) else self.encode(turn, payload, tail, within_budget=True)
+        frame = self.encode(context, payload, tail, workspace=workspace)
+        return frame if is_finished(frame) else self.encode(context, payload, tail, within_budget=True)
 
     def says_all(self, frame: Tensor, payload: Sparse) -> bool:
         """Whether a finished frame of ours decodes to the payload bit for bit: fp32 values, none of them left out."""
         return self.values == "fp32" and entries_of(frame) == payload.indices.numel()
 
-    def _encode_on_device(self, turn: Turn, payload: Sparse, tail: Tensor, budget: int) -> Tensor:
+    def _encode_on_device(self, context: ExchangeContext, payload: Sparse, tail: Tensor, budget: int) -> Tensor:
         numel, k, count = payload.numel, payload.capacity, payload.indices.numel()
         header = Header(
-            kind="sparse", numel=numel, count=count, tail=tail.numel(), layout=turn.layout.fingerprint,
-            step=turn.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
-            alarm=turn.alarm.rings,
+            kind="sparse", numel=numel, count=count, tail=tail.numel(), layout=context.layout.fingerprint,
+            step=context.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
+            alarm=context.alarm.rings,
         )  # fmt: skip
         fields = struct.unpack("<9I", pack_header(header, 4 * tail.numel()))
         return encode_rice_frame(
             self.nbytes(numel, k, tail.numel(), payload.spread), fields, tail, payload.indices, payload.values,
-            self.values, rice_best(numel, count), budget, turn.alarm.flag,
+            self.values, rice_best(numel, count), budget, context.alarm.flag,
         )  # fmt: skip
 
-    def room(self, payload: Sparse, scratch: Scratch, end: int = FRONT) -> Room | None:
+    def room(self, payload: Sparse, workspace: Workspace, end: int = FRONT) -> Room | None:
         """Memory for the entries of a frame with such a payload: values of 32 bits need none, and where 32 bits are too
         few for its indices there is none at all."""
         if payload.numel >= 1 << 31:
             return None
         device, values = payload.values.device, None
-        indices = scratch.take(payload.capacity, torch.int32, device, end)
+        indices = workspace.take(payload.capacity, torch.int32, device, end)
         if self.values == "int8":
-            values = scratch.take(payload.capacity, torch.float32, device, end)
+            values = workspace.take(payload.capacity, torch.float32, device, end)
         return (indices, values) if indices is not None else None
 
     def decode(
         self,
-        turn: Turn,
+        context: ExchangeContext,
         frame: Tensor,
         numel: int,
         capacity: int,
@@ -154,11 +159,11 @@ class SparseCodec:
     ) -> tuple[Sparse, Tensor]:
         """Return the entries and the dense tail of a frame, or raise FrameError."""
         rooms = [room] if room is not None else None
-        return self.decode_all(turn, [(frame, origin)], numel, capacity, tail, device, rooms)[0]
+        return self.decode_all(context, [(frame, origin)], numel, capacity, tail, device, rooms)[0]
 
     def decode_all(
         self,
-        turn: Turn,
+        context: ExchangeContext,
         frames: Sequence[tuple[Tensor, str]],
         numel: int,
         capacity: int,
@@ -180,7 +185,7 @@ class SparseCodec:
         streams: dict[int, RiceStream] = {}
         floats: list[tuple[Tensor, Tensor]] = []  # values and tail
         for place, (frame, head, (_, origin)) in enumerate(zip(tensors, heads, frames, strict=True)):
-            header, body = open_frame(frame, turn, "sparse", numel, tail, device, origin, head)
+            header, body = open_frame(frame, context, "sparse", numel, tail, device, origin, head)
             for name, code, names in (
                 ("value", header.value_code, _VALUE_NAMES),
                 ("index", header.index_code, _INDEX_NAMES),

@@ -13,7 +13,7 @@ from torch import Tensor
 from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import is_finished
 from thinwire.collectives.stateless import StatelessCollective
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.payloads import (
     Accepted,
     Sparse,
@@ -23,7 +23,7 @@ from thinwire.engine.payloads import (
     clear,
     write_tail,
 )
-from thinwire.engine.workspace import BACK, Scratch
+from thinwire.engine.workspace import BACK, Workspace
 from thinwire.transport import Net
 
 _AT_ONCE = 4  # frames that are decoded together, which threads share; more of them would need more memory
@@ -39,29 +39,29 @@ class AllGather(StatelessCollective):
 
     adds_applied: ClassVar[bool] = True
     codec: SparseCodec
-    scratch: Scratch = field(default_factory=Scratch, compare=False)
+    workspace: Workspace = field(default_factory=Workspace, compare=False)
 
     def rounds(self, size: int) -> int:
         return 1
 
     def mean(
-        self, turn: Turn, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
+        self, context: ExchangeContext, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
     ) -> tuple[SparseResult | WrittenResult, Accepted]:
-        device, behind = payload.values.device, self.scratch.mark(BACK)
-        frame = net.to_wire(self.codec.encode(turn, payload, tail, scratch=self.scratch))
+        device, behind = payload.values.device, self.workspace.mark(BACK)
+        frame = net.to_wire(self.codec.encode(context, payload, tail, workspace=self.workspace))
         if not is_finished(frame):
-            frame = self.codec.encode(turn, payload, tail, within_budget=True)
+            frame = self.codec.encode(context, payload, tail, within_budget=True)
         # The payload is in the frame: its memory is free for everybody's.
-        self.scratch.release(0)
-        received = self.scratch.take(net.size * frame.numel(), torch.uint8, device)
-        clearing = partial(clear, turn, into) if into is not None else None
-        frames = net.all_gather(frame, received, by_rounds=True, meanwhile=clearing)
+        self.workspace.release(0)
+        received = self.workspace.take(net.size * frame.numel(), torch.uint8, device)
+        clearing = partial(clear, context, into) if into is not None else None
+        frames = net.all_gather(frame, received, pairwise=True, overlap_with=clearing)
         if received is not None and frames[0].data_ptr() == received.data_ptr():
-            self.scratch.release(behind, BACK)
+            self.workspace.release(behind, BACK)
         named = [(frame, f"rank {rank}") for rank, frame in enumerate(frames)]
         if into is not None:
-            return self._add_to(turn, payload, tail, net, named, into)
-        decoded = self.codec.decode_all(turn, named, payload.numel, payload.capacity, tail.numel(), device)
+            return self._add_to(context, payload, tail, net, named, into)
+        decoded = self.codec.decode_all(context, named, payload.numel, payload.capacity, tail.numel(), device)
         total = torch.zeros_like(tail)
         for _, dense in decoded:
             total.add_(dense)
@@ -71,7 +71,7 @@ class AllGather(StatelessCollective):
 
     def _add_to(
         self,
-        turn: Turn,
+        context: ExchangeContext,
         payload: Sparse,
         tail: Tensor,
         net: Net,
@@ -81,8 +81,8 @@ class AllGather(StatelessCollective):
         """Add the mean to what lies where it is to go, a few frames after the other; if one of them is bad, a part is
         there."""
         others = min(_AT_ONCE, net.size if net.size > _AT_ONCE else net.size - 1)
-        mine, *rooms = [self.codec.room(payload, self.scratch) for _ in range(1 + others)]
-        total = self.scratch.take(tail.numel(), torch.float32, tail.device)
+        mine, *rooms = [self.codec.room(payload, self.workspace) for _ in range(1 + others)]
+        total = self.workspace.take(tail.numel(), torch.float32, tail.device)
         total = total.zero_() if total is not None else torch.zeros_like(tail)
         own: Sparse | None = None
         for first in range(0, net.size, _AT_ONCE):
@@ -91,14 +91,14 @@ class AllGather(StatelessCollective):
             chosen = [mine if rank == net.rank else next(free) for rank in ranks]
             known = [room for room in chosen if room is not None]
             decoded = self.codec.decode_all(
-                turn, [frames[rank] for rank in ranks], payload.numel, payload.capacity, tail.numel(), tail.device,
+                context, [frames[rank] for rank in ranks], payload.numel, payload.capacity, tail.numel(), tail.device,
                 known if len(known) == len(chosen) else None,
             )  # fmt: skip
             for _, dense in decoded:
                 total.add_(dense)
             if net.rank in ranks:
                 own = decoded[net.rank - first][0]
-            add_entries(turn.layout, into, [sparse for sparse, _ in decoded], net.size)
-        write_tail(turn.layout, into, total, net.size)
+            add_entries(context.layout, into, [sparse for sparse, _ in decoded], net.size)
+        write_tail(context.layout, into, total, net.size)
         assert own is not None, "this rank's frame is one of them"
         return WrittenResult(into), Accepted(own, tail, sent=own.indices)

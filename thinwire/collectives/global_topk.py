@@ -23,9 +23,9 @@ from torch import Tensor
 from thinwire.codecs import SignsCodec, SparseCodec
 from thinwire.codecs.sparse import Room
 from thinwire.collectives.stateless import StatelessCollective
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.payloads import Accepted, Signs, Sparse, SparseResult, clear
-from thinwire.engine.workspace import BACK, FRONT, Scratch
+from thinwire.engine.workspace import BACK, FRONT, Workspace
 from thinwire.kernels import Entries, keep_masked, mask_contained, merge_topk, union_add
 from thinwire.transport import Net
 
@@ -52,17 +52,17 @@ class _Path:
     left, what came in.
     """
 
-    def __init__(self, collective: GlobalTopK, turn: Turn, payload: Sparse, tail: Tensor) -> None:
-        self.collective, self.turn, self.scratch = collective, turn, collective.scratch
+    def __init__(self, collective: GlobalTopK, context: ExchangeContext, payload: Sparse, tail: Tensor) -> None:
+        self.collective, self.context, self.workspace = collective, context, collective.workspace
         self.device = payload.values.device
         self.set = payload
-        room = self.scratch.take(tail.numel(), torch.float32, self.device)
+        room = self.workspace.take(tail.numel(), torch.float32, self.device)
         self.tail = room.copy_(tail) if room is not None else tail.clone()
         self.claims: list[Tensor] = []  # per contributor on this path: the indices of its entries
         self.alive: list[Tensor] = []  # and which of them survived so far
         self.credit = Sparse(payload.indices[:0], payload.values[:0], payload.numel, payload.capacity)
         # Where the next merged set goes, and where the one after it: never where the last one is.
-        self._free = [self.scratch.entries(payload.capacity, payload.numel, self.device) for _ in range(2)]
+        self._free = [self.workspace.entries(payload.capacity, payload.numel, self.device) for _ in range(2)]
 
     @property
     def room(self) -> Entries | None:
@@ -71,7 +71,7 @@ class _Path:
 
     def claim(self, indices: Tensor) -> None:
         self.claims.append(indices)
-        alive = self.scratch.take(indices.numel(), torch.bool, self.device)
+        alive = self.workspace.take(indices.numel(), torch.bool, self.device)
         self.alive.append(torch.ones_like(indices, dtype=torch.bool) if alive is None else alive.fill_(True))
 
     def _keep_only(self, survivors: Tensor) -> None:
@@ -89,7 +89,7 @@ class _Path:
         group, the one that ``keeps_credit``, takes it into its residual.
         """
         exact, codec = self.set, self.collective.codec
-        frame = codec.encode_finished(self.turn, exact, self.tail, self.scratch)
+        frame = codec.encode_finished(self.context, exact, self.tail, self.workspace)
         if codec.says_all(frame, exact):
             return frame
         # Entries in scratch memory are this exchange's own. Where values travel as they are, those that the frame holds
@@ -97,7 +97,7 @@ class _Path:
         lossless = codec.values == "fp32"
         room: Room | None = None
         if exact.indices.dtype == torch.int32:
-            own = None if lossless else self.scratch.entries(exact.capacity, exact.numel, self.device)
+            own = None if lossless else self.workspace.entries(exact.capacity, exact.numel, self.device)
             room = (own.indices, own.values) if own is not None else (exact.indices, exact.values)
         said, tail = self._open(frame, "this rank", room)
         if room is not None and room[1] is not None:
@@ -118,12 +118,12 @@ class _Path:
     def _open(self, frame: Tensor, origin: str, room: Room | None) -> tuple[Sparse, Tensor]:
         numel, capacity = self.set.numel, self.set.capacity
         return self.collective.codec.decode(
-            self.turn, frame, numel, capacity, self.tail.numel(), self.device, origin, room
+            self.context, frame, numel, capacity, self.tail.numel(), self.device, origin, room
         )
 
     def open(self, frame: Tensor, origin: str, end: int = FRONT) -> tuple[Sparse, Tensor]:
         """Decode what came in, into memory from this end."""
-        return self._open(frame, origin, self.collective.codec.room(self.set, self.scratch, end))
+        return self._open(frame, origin, self.collective.codec.room(self.set, self.workspace, end))
 
     def merge(self, other: Sparse, tail: Tensor) -> None:
         self.set = merge(self.set, other, self.room)
@@ -138,25 +138,25 @@ class GlobalTopK(StatelessCollective):
 
     adds_applied: ClassVar[bool] = True
     codec: SparseCodec
-    scratch: Scratch = field(default_factory=Scratch, compare=False)
+    workspace: Workspace = field(default_factory=Workspace, compare=False)
 
     def rounds(self, size: int) -> int:
         extras = size & (size - 1)
         return size.bit_length() - 1 + (2 if extras else 0)  # swaps; to a proxy and back
 
     def mean(
-        self, turn: Turn, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
+        self, context: ExchangeContext, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
     ) -> tuple[SparseResult, Accepted]:
         power = 1 << (net.size.bit_length() - 1)  # largest power of two <= size
         extras = net.size - power
-        path = _Path(self, turn, payload, tail)
+        path = _Path(self, context, payload, tail)
         # The first frame's rounding is this rank's own: it is charged with what the frame says.
-        behind = self.scratch.mark(BACK)
+        behind = self.workspace.mark(BACK)
         frame = path.frame(keeps_credit=False)
         mine = path.set
         swaps = 1 < power > net.rank
         if into is not None and not swaps:
-            clear(turn, into)
+            clear(context, into)
         if net.rank >= power:
             alive = self._through_proxy(path, frame, net, net.rank - power)
         else:
@@ -179,7 +179,7 @@ class GlobalTopK(StatelessCollective):
         behind: int,
         into: Sequence[Tensor] | None,
     ) -> Tensor:  # -> (k,) bool
-        rank, proxy, scratch = net.rank, net.rank < extras, self.scratch
+        rank, proxy, workspace = net.rank, net.rank < extras, self.workspace
         path.claim(path.set.indices)
         if proxy:
             given, tail = path.open(net.receive(rank + power, frame.numel()), f"rank {rank + power}")
@@ -190,29 +190,29 @@ class GlobalTopK(StatelessCollective):
             # Before the first merge the set is this rank's own, already rounded; later it is the group's.
             merged_before = distance > 1 or extras > 0
             if merged_before:
-                scratch.release(behind, BACK)
+                workspace.release(behind, BACK)
                 frame = path.frame(keeps_credit=rank % distance == 0)
-            peer, before = rank ^ distance, scratch.mark()
-            room = scratch.take(frame.numel(), torch.uint8, path.device)
+            peer, before = rank ^ distance, workspace.mark()
+            room = workspace.take(frame.numel(), torch.uint8, path.device)
             # In the last swap nobody computes any more: what is done then takes no processor from anybody.
             clearing = None
             if into is not None and 2 * distance == power:
-                clearing = partial(clear, path.turn, into)
+                clearing = partial(clear, path.context, into)
             received = net.swap(peer, frame, room, clearing)
             if room is not None and received.data_ptr() == room.data_ptr():
-                scratch.release(behind, BACK)  # the frame has left
+                workspace.release(behind, BACK)  # the frame has left
             path.merge(*path.open(received, f"rank {peer}", BACK))
-            scratch.release(before)
+            workspace.release(before)
             distance *= 2
         if extras:
             # The extras see the result through a frame, so everybody takes it from one: the same bits everywhere.
-            scratch.release(behind, BACK)
+            workspace.release(behind, BACK)
             frame = path.frame(keeps_credit=rank == 0)
             if proxy:
                 net.send(rank + power, frame)
                 no_scales = torch.zeros(0, device=path.tail.device)
                 mask = Signs(path.alive[1], no_scales, ((path.alive[1].numel(), 1),))
-                net.send(rank + power, SignsCodec().encode(path.turn, mask, no_scales))
+                net.send(rank + power, SignsCodec().encode(path.context, mask, no_scales))
         return path.alive[0]
 
     def _through_proxy(self, path: _Path, frame: Tensor, net: Net, proxy: int) -> Tensor:  # -> (k,) bool
@@ -221,5 +221,5 @@ class GlobalTopK(StatelessCollective):
         path.set, tail = path.open(net.receive(proxy, frame.numel()), f"rank {proxy}")
         path.tail.copy_(tail)
         reply = net.receive(proxy, SignsCodec().nbytes(own, 0, 0))
-        mask, _ = SignsCodec().decode(path.turn, reply, ((own, 1),), 0, 0, path.tail.device, f"rank {proxy}")
+        mask, _ = SignsCodec().decode(path.context, reply, ((own, 1),), 0, 0, path.tail.device, f"rank {proxy}")
         return mask.negative

@@ -17,7 +17,7 @@ from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, TernaryCodec
 from thinwire.codecs.dense import count_blocks
 from thinwire.collectives.shards import Shard, block_scales, piece_scales, shards, worker_runs
 from thinwire.collectives.stateless import StatelessCollective
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.named_state import NamedState
 from thinwire.engine.payloads import Accepted, DenseResult, Payload, Result, Signs, SignsOf, TernaryDraw, WrittenResult
@@ -28,7 +28,7 @@ from thinwire.transport import Net
 VOTE_RANK = 0xFFFFFFFF  # the "rank" whose random stream breaks ties of a vote, wherever it is counted
 
 
-class Workspace:
+class FrameBuffers:
     """The memory of an exchange's frames on the host: two buffers that grow once and are used again by every exchange.
 
     Frames that leave lie in front, and later this rank's answer; its own frame and those that come in lie in the back,
@@ -63,7 +63,7 @@ class Server(StatelessCollective, ABC):
 
     def __init__(self, topology: str) -> None:
         self.topology = topology
-        self._space = Workspace()
+        self._space = FrameBuffers()
 
     def rounds(self, size: int) -> int:
         return 2  # up and down
@@ -73,7 +73,7 @@ class Server(StatelessCollective, ABC):
         """Length of the frame in which a worker pushes this shard."""
 
     @abstractmethod
-    def push(self, turn: Turn, payload: Any, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
+    def push(self, context: ExchangeContext, payload: Any, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
         """Encode a shard of the worker's payload and tail."""
 
     @abstractmethod
@@ -82,20 +82,33 @@ class Server(StatelessCollective, ABC):
 
     @abstractmethod
     def answer(
-        self, turn: Turn, payload: Any, frames: list[Tensor], shard: Shard, nbytes: int, out: Tensor | None
+        self,
+        context: ExchangeContext,
+        payload: Any,
+        frames: list[Tensor],
+        shard: Shard,
+        nbytes: int,
+        out: Tensor | None,
     ) -> Tensor:
         """Decode everybody's frames in rank order, average, and encode the answer (on the shard's server)."""
 
     @abstractmethod
     def read(
-        self, turn: Turn, payload: Any, frame: Tensor, shard: Shard, size: int, origin: str, parts: list[Tensor]
+        self,
+        context: ExchangeContext,
+        payload: Any,
+        frame: Tensor,
+        shard: Shard,
+        size: int,
+        origin: str,
+        parts: list[Tensor],
     ) -> Tensor:
         """Decode an answer: put the mean of the shard's pieces into ``parts``, return that of its tail."""
 
     def mean(
-        self, turn: Turn, payload: Payload, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
+        self, context: ExchangeContext, payload: Payload, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
     ) -> tuple[Result, Accepted]:
-        layout, everybody = turn.layout, shards(turn.layout, net.size, self.topology)
+        layout, everybody = context.layout, shards(context.layout, net.size, self.topology)
         mine, device, sharded = everybody[net.rank], tail.device, self.topology == "sharded"
         pushes = [0 if shard.empty else self.push_nbytes(layout, shard) for shard in everybody]
         longest = max(0 if shard.empty else self.reply_nbytes(shard, net.size) for shard in everybody)
@@ -107,7 +120,7 @@ class Server(StatelessCollective, ABC):
         places[net.rank], incoming = _cut(back, [own, own * (net.size - 1)])
         nothing = torch.zeros(0, dtype=torch.uint8, device=device)
         pushed = [
-            nothing if shard.empty else self.push(turn, payload, shard, tail[shard.tail], place)
+            nothing if shard.empty else self.push(context, payload, shard, tail[shard.tail], place)
             for shard, place in zip(everybody, places, strict=True)
         ]
         frames = net.all_to_all(pushed, [own] * net.size, incoming)
@@ -115,7 +128,7 @@ class Server(StatelessCollective, ABC):
         if mine.empty:
             reply = torch.zeros(longest if sharded else 0, dtype=torch.uint8, device=device)
         else:
-            reply = self.answer(turn, payload, frames, mine, longest, _cut(front, [longest])[0])
+            reply = self.answer(context, payload, frames, mine, longest, _cut(front, [longest])[0])
         flat = torch.empty(layout.numel if into is None else 0, device=device)
         result = list(into if into is not None else layout.split(flat))
         if sharded:
@@ -127,7 +140,7 @@ class Server(StatelessCollective, ABC):
             shard = everybody[rank]
             if not shard.empty:
                 parts = [result[piece.place][piece.start : piece.stop] for piece in shard.pieces]
-                rest = self.read(turn, payload, frame, shard, net.size, f"server {rank}", parts)
+                rest = self.read(context, payload, frame, shard, net.size, f"server {rank}", parts)
                 _write_tail(result[len(layout.coded) :], shard, rest)
         return DenseResult(flat) if into is None else WrittenResult(result), Accepted(payload, tail)
 
@@ -159,11 +172,13 @@ class BlockSignServer(Server):
         runs = worker_runs(shard, self.block)
         return SignsCodec().nbytes(shard.numel, count_blocks(runs), shard.tail_numel)
 
-    def push(self, turn: Turn, payload: Signs | SignsOf, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
+    def push(
+        self, context: ExchangeContext, payload: Signs | SignsOf, shard: Shard, tail: Tensor, out: Tensor | None
+    ) -> Tensor:
         runs = worker_runs(shard, self.block)
-        scales = block_scales(payload.scales, shard, self.block, turn.layout)
+        scales = block_scales(payload.scales, shard, self.block, context.layout)
         part = payload.cut([piece.span for piece in shard.pieces], scales, runs)
-        return SignsCodec().encode(turn, part, tail, out=out)
+        return SignsCodec().encode(context, part, tail, out=out)
 
     def reply_nbytes(self, shard: Shard, size: int) -> int:
         if not self.two_way:
@@ -171,38 +186,46 @@ class BlockSignServer(Server):
         return SignsCodec().nbytes(shard.numel, count_blocks(shard.server_runs(self.block)), shard.tail_numel)
 
     def answer(
-        self, turn: Turn, payload: Signs | SignsOf, frames: list[Tensor], shard: Shard, nbytes: int, out: Tensor | None
+        self,
+        context: ExchangeContext,
+        payload: Signs | SignsOf,
+        frames: list[Tensor],
+        shard: Shard,
+        nbytes: int,
+        out: Tensor | None,
     ) -> Tensor:
         runs = worker_runs(shard, self.block)
         device, num_scales = payload.scales.device, count_blocks(runs)
         dense = torch.zeros(shard.tail_numel, dtype=torch.float32, device=device)
         given = []
         for rank, frame in enumerate(frames):
-            signs, tail = SignsCodec().decode(turn, frame, runs, num_scales, shard.tail_numel, device, f"rank {rank}")
+            signs, tail = SignsCodec().decode(
+                context, frame, runs, num_scales, shard.tail_numel, device, f"rank {rank}"
+            )
             given.append((signs.packed, signs.scales))
             dense.add_(tail)
         dense.div_(len(frames))
         if not self.two_way:
             total = torch.zeros(shard.numel, dtype=torch.float32, device=device)
             add_mean_of_signs(total, given, runs)
-            return FloatsCodec().encode(turn, total, dense, nbytes, out)
+            return FloatsCodec().encode(context, total, dense, nbytes, out)
         error = self.state.flat("residual", shard.layout, device)
         self._starts.update({piece.segment.name: piece.start for piece in shard.pieces})
-        served = shard.turn(turn)
+        served = shard.context(context)
         ratios = self.ratio.begin(served, error)
         for segment, ratio in zip(served.layout.segments, ratios, strict=True):
             error[segment.span].mul_(ratio)
         add_mean_of_signs(error, given, runs)
         blocks = shard.server_runs(self.block)
         sent = SignsOf((error,), sign_scales(error, blocks), blocks)
-        reply = SignsCodec().encode(turn, sent, dense, nbytes, out)
+        reply = SignsCodec().encode(context, sent, dense, nbytes, out)
         sent.subtract_from(error)
         self.ratio.end(error)
         return reply
 
     def read(
         self,
-        turn: Turn,
+        context: ExchangeContext,
         payload: Signs | SignsOf,
         frame: Tensor,
         shard: Shard,
@@ -212,9 +235,11 @@ class BlockSignServer(Server):
     ) -> Tensor:
         device = payload.scales.device
         if not self.two_way:
-            return _read_floats(turn, frame, shard, device, origin, parts)
+            return _read_floats(context, frame, shard, device, origin, parts)
         blocks = shard.server_runs(self.block)
-        signs, tail = SignsCodec().decode(turn, frame, blocks, count_blocks(blocks), shard.tail_numel, device, origin)
+        signs, tail = SignsCodec().decode(
+            context, frame, blocks, count_blocks(blocks), shard.tail_numel, device, origin
+        )
         write_signs(parts, signs.packed, signs.scales, blocks)
         return tail
 
@@ -240,45 +265,58 @@ class VoteServer(Server):
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         return SignsCodec().nbytes(shard.numel, 0, shard.tail_numel)
 
-    def push(self, turn: Turn, payload: Signs, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
+    def push(self, context: ExchangeContext, payload: Signs, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
         bits = payload.cut([piece.span for piece in shard.pieces], payload.scales, shard.piece_runs())
-        return SignsCodec().encode(turn, bits, tail, out=out)
+        return SignsCodec().encode(context, bits, tail, out=out)
 
     def reply_nbytes(self, shard: Shard, size: int) -> int:
         return SignsCodec().nbytes(shard.numel, 0, shard.tail_numel)
 
     def answer(
-        self, turn: Turn, payload: Signs, frames: list[Tensor], shard: Shard, nbytes: int, out: Tensor | None
+        self,
+        context: ExchangeContext,
+        payload: Signs,
+        frames: list[Tensor],
+        shard: Shard,
+        nbytes: int,
+        out: Tensor | None,
     ) -> Tensor:
         device, runs = payload.bits.device, shard.piece_runs()
         against = torch.zeros(shard.numel, dtype=torch.int32, device=device)
         dense = torch.zeros(shard.tail_numel, dtype=torch.float32, device=device)
         for rank, frame in enumerate(frames):
-            signs, tail = SignsCodec().decode(turn, frame, runs, 0, shard.tail_numel, device, f"rank {rank}")
+            signs, tail = SignsCodec().decode(context, frame, runs, 0, shard.tail_numel, device, f"rank {rank}")
             against += signs.negative
             dense.add_(tail)
         size = len(frames)
         negative = against * 2 > size
         if size % 2 == 0:
-            negative |= (against * 2 == size) & self._coins(turn, shard, device)
+            negative |= (against * 2 == size) & self._coins(context, shard, device)
         vote = Signs(negative, payload.scales, runs)
-        return SignsCodec().encode(turn, vote, dense.div_(size), nbytes, out)
+        return SignsCodec().encode(context, vote, dense.div_(size), nbytes, out)
 
     @staticmethod
-    def _coins(turn: Turn, shard: Shard, device: torch.device) -> Tensor:  # -> (m,) bool
+    def _coins(context: ExchangeContext, shard: Shard, device: torch.device) -> Tensor:  # -> (m,) bool
         return coins(
             [
-                (stream_key(0, turn.step, VOTE_RANK, piece.segment.name), piece.start, piece.stop - piece.start)
+                (stream_key(0, context.step, VOTE_RANK, piece.segment.name), piece.start, piece.stop - piece.start)
                 for piece in shard.pieces
             ],
             device,
         )
 
     def read(
-        self, turn: Turn, payload: Signs, frame: Tensor, shard: Shard, size: int, origin: str, parts: list[Tensor]
+        self,
+        context: ExchangeContext,
+        payload: Signs,
+        frame: Tensor,
+        shard: Shard,
+        size: int,
+        origin: str,
+        parts: list[Tensor],
     ) -> Tensor:
         device, runs = payload.bits.device, shard.piece_runs()
-        vote, tail = SignsCodec().decode(turn, frame, runs, 0, shard.tail_numel, device, origin)
+        vote, tail = SignsCodec().decode(context, frame, runs, 0, shard.tail_numel, device, origin)
         write_signs(parts, vote.packed, torch.ones(count_blocks(runs), device=device), runs)
         return tail
 
@@ -297,9 +335,11 @@ class TernaryServer(Server):
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         return TernaryCodec().nbytes(shard.numel, 0 if self.share_scaler else len(shard.pieces), shard.tail_numel)
 
-    def push(self, turn: Turn, payload: TernaryDraw, shard: Shard, tail: Tensor, out: Tensor | None) -> Tensor:
+    def push(
+        self, context: ExchangeContext, payload: TernaryDraw, shard: Shard, tail: Tensor, out: Tensor | None
+    ) -> Tensor:
         part = payload.cut([(piece.place, piece.start, piece.stop) for piece in shard.pieces])
-        return TernaryCodec().encode(turn, part, tail, with_scales=not self.share_scaler, out=out)
+        return TernaryCodec().encode(context, part, tail, with_scales=not self.share_scaler, out=out)
 
     def reply_nbytes(self, shard: Shard, size: int) -> int:
         if self.share_scaler:
@@ -307,28 +347,34 @@ class TernaryServer(Server):
         return FloatsCodec().nbytes(shard.numel, shard.tail_numel)
 
     def answer(
-        self, turn: Turn, payload: TernaryDraw, frames: list[Tensor], shard: Shard, nbytes: int, out: Tensor | None
+        self,
+        context: ExchangeContext,
+        payload: TernaryDraw,
+        frames: list[Tensor],
+        shard: Shard,
+        nbytes: int,
+        out: Tensor | None,
     ) -> Tensor:
         device, runs = payload.scales.device, shard.piece_runs()
         shared = piece_scales(payload.scales, shard) if self.share_scaler else None
         dense = torch.zeros(shard.tail_numel, dtype=torch.float32, device=device)
         given = []
         for rank, frame in enumerate(frames):
-            part, tail = TernaryCodec().decode(turn, frame, runs, shared, shard.tail_numel, device, f"rank {rank}")
+            part, tail = TernaryCodec().decode(context, frame, runs, shared, shard.tail_numel, device, f"rank {rank}")
             given.append(part)
             dense.add_(tail)
         dense.div_(len(frames))
         if self.share_scaler:
             packed = [part.packed for part in given]
-            return LevelsCodec().encode_sums(turn, packed, shard.numel, dense, nbytes, out)
+            return LevelsCodec().encode_sums(context, packed, shard.numel, dense, nbytes, out)
         total = torch.zeros(shard.numel, dtype=torch.float32, device=device)
         for part in given:
             part.add_to(total)
-        return FloatsCodec().encode(turn, total.div_(len(frames)), dense, nbytes, out)
+        return FloatsCodec().encode(context, total.div_(len(frames)), dense, nbytes, out)
 
     def read(
         self,
-        turn: Turn,
+        context: ExchangeContext,
         payload: TernaryDraw,
         frame: Tensor,
         shard: Shard,
@@ -337,16 +383,16 @@ class TernaryServer(Server):
         parts: list[Tensor],
     ) -> Tensor:
         if not self.share_scaler:
-            return _read_floats(turn, frame, shard, payload.scales.device, origin, parts)
+            return _read_floats(context, frame, shard, payload.scales.device, origin, parts)
         scales = piece_scales(payload.scales, shard)
-        return LevelsCodec().decode_mean(turn, frame, size, shard.tail_numel, parts, scales, origin)
+        return LevelsCodec().decode_mean(context, frame, size, shard.tail_numel, parts, scales, origin)
 
 
 def _read_floats(
-    turn: Turn, frame: Tensor, shard: Shard, device: torch.device, origin: str, parts: list[Tensor]
+    context: ExchangeContext, frame: Tensor, shard: Shard, device: torch.device, origin: str, parts: list[Tensor]
 ) -> Tensor:
     """An answer in fp32: into the parts; returns the tail."""
-    values, tail = FloatsCodec().decode(turn, frame, shard.numel, shard.tail_numel, device, origin)
+    values, tail = FloatsCodec().decode(context, frame, shard.numel, shard.tail_numel, device, origin)
     for part, value in zip(parts, values.split([part.numel() for part in parts]), strict=True):
         part.copy_(value)
     return tail

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compressors.blocksign import cut_into_blocks
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout, Segment
 from thinwire.kernels import Runs
 from thinwire.kernels.uploads import once_a_thread, upload
@@ -72,8 +72,8 @@ class Shard:
         """The served pieces as a layout of their own: the server's error is kept by parameter name too."""
         return Layout.of([(p.segment.name, p.segment.ordinal, p.stop - p.start, True) for p in self.pieces])
 
-    def turn(self, turn: Turn) -> Turn:
-        return Turn(self.layout, turn.step, tuple(turn.hypers[piece.place] for piece in self.pieces))
+    def context(self, context: ExchangeContext) -> ExchangeContext:
+        return ExchangeContext(self.layout, context.step, tuple(context.hypers[piece.place] for piece in self.pieces))
 
     def piece_runs(self) -> Runs:
         """Every piece as a block: TernGrad's scalers belong to tensors."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
-from thinwire.engine.hints import Scout
+from thinwire.engine.context import ExchangeContext
+from thinwire.engine.hints import TopKHint
 from thinwire.engine.payloads import Signs, SignsOf
 from thinwire.kernels import Runs, blockwise_sign, on_gpu, sign_scales
 
@@ -29,16 +29,16 @@ class BlockSigns:
 
     block: int | None = None  # elements; None: a tensor is a block
 
-    def scout(self, turn: Turn, device: torch.device) -> None:
+    def hint(self, context: ExchangeContext, device: torch.device) -> None:
         return None
 
-    def measure(self, turn: Turn, x: Tensor) -> None:
+    def measure(self, context: ExchangeContext, x: Tensor) -> None:
         return None
 
     def compress(
-        self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None
+        self, context: ExchangeContext, x: Tensor, agreed: Tensor | None, rank: int, hint: TopKHint | None = None
     ) -> Signs | SignsOf:
-        blocks = sum((cut_into_blocks(segment.numel, self.block) for segment in turn.layout.coded), ())
+        blocks = sum((cut_into_blocks(segment.numel, self.block) for segment in context.layout.coded), ())
         if on_gpu(x.device):  # bits and scales in one pass
             return Signs(*blockwise_sign(x, blocks), blocks)
         return SignsOf((x,), sign_scales(x, blocks), blocks)

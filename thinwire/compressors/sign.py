@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_flat
-from thinwire.engine.hints import Scout
+from thinwire.engine.hints import TopKHint
 from thinwire.engine.payloads import Signs
 from thinwire.kernels import coins, stream_key
 
@@ -19,17 +19,19 @@ class Sign:
     """sign(x). One bit has no room for 0, so an exact zero votes by a fair, reproducible coin: a fixed side would push
     every unused weight the same way at every step."""
 
-    def scout(self, turn: Turn, device: torch.device) -> None:
+    def hint(self, context: ExchangeContext, device: torch.device) -> None:
         return None
 
-    def measure(self, turn: Turn, x: Gradient) -> None:
+    def measure(self, context: ExchangeContext, x: Gradient) -> None:
         return None
 
-    def compress(self, turn: Turn, x: Gradient, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Signs:
+    def compress(
+        self, context: ExchangeContext, x: Gradient, agreed: Tensor | None, rank: int, hint: TopKHint | None = None
+    ) -> Signs:
         x = as_flat(x)
         negative = x < 0
         zero = x == 0
         if bool(zero.any()):
-            streams = [(stream_key(0, turn.step, rank, s.name), 0, s.numel) for s in turn.layout.coded]
+            streams = [(stream_key(0, context.step, rank, s.name), 0, s.numel) for s in context.layout.coded]
             negative |= zero & coins(streams, x.device)
-        return Signs(negative, torch.zeros(0, device=x.device), tuple((s.numel, 1) for s in turn.layout.coded))
+        return Signs(negative, torch.zeros(0, device=x.device), tuple((s.numel, 1) for s in context.layout.coded))

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient
-from thinwire.engine.hints import Scout
+from thinwire.engine.hints import TopKHint
 from thinwire.engine.payloads import TernaryDraw
 from thinwire.kernels import clipped_scalers, stream_key
 
@@ -31,47 +31,47 @@ class Ternarize:
     seed: int = 0
     whole_model: bool = False
     # What measure() computed of a vector, for the compress() of the same exchange: a pass over memory less.
-    _measured: tuple[Turn, tuple[Tensor, ...], Tensor | None] | None = field(
+    _measured: tuple[ExchangeContext, tuple[Tensor, ...], Tensor | None] | None = field(
         default=None, init=False, repr=False, compare=False
     )
 
-    def _parts(self, turn: Turn, x: Gradient) -> tuple[Tensor, ...]:
-        return tuple(x[segment.span] for segment in turn.layout.coded) if isinstance(x, Tensor) else tuple(x)
+    def _parts(self, context: ExchangeContext, x: Gradient) -> tuple[Tensor, ...]:
+        return tuple(x[segment.span] for segment in context.layout.coded) if isinstance(x, Tensor) else tuple(x)
 
-    def _scalers(self, turn: Turn, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+    def _scalers(self, context: ExchangeContext, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
         """Every tensor's scaler, (T,), and clipping limit (Eq. 2 and 21), (T,); no limit without clipping."""
         if parts:
             return clipped_scalers(parts, self.clip_sigma)
         # What an exchange without any tensor to ternarize is computed on only its parameters show.
-        return torch.zeros(0, device=turn.weights[0].device if turn.weights else None), None
+        return torch.zeros(0, device=context.weights[0].device if context.weights else None), None
 
-    def limits(self, turn: Turn, x: Gradient) -> Tensor | None:  # -> (T,) float32
+    def limits(self, context: ExchangeContext, x: Gradient) -> Tensor | None:  # -> (T,) float32
         """Where every tensor is clipped (Eq. 21); None without clipping."""
-        return self._scalers(turn, self._parts(turn, x))[1]
+        return self._scalers(context, self._parts(context, x))[1]
 
-    def scout(self, turn: Turn, device: torch.device) -> None:
+    def hint(self, context: ExchangeContext, device: torch.device) -> None:
         return None
 
-    def measure(self, turn: Turn, x: Gradient) -> Tensor | None:
-        if not self.share_scaler or not turn.layout.coded:  # without scalers there is nothing to agree on
+    def measure(self, context: ExchangeContext, x: Gradient) -> Tensor | None:
+        if not self.share_scaler or not context.layout.coded:  # without scalers there is nothing to agree on
             return None
-        parts = self._parts(turn, x)
-        scalers, limits = self._scalers(turn, parts)
-        self._measured = (turn, parts, limits)
+        parts = self._parts(context, x)
+        scalers, limits = self._scalers(context, parts)
+        self._measured = (context, parts, limits)
         return scalers.max()[None] if self.whole_model else scalers
 
     def compress(
-        self, turn: Turn, x: Gradient, agreed: Tensor | None, rank: int, scout: Scout | None = None
+        self, context: ExchangeContext, x: Gradient, agreed: Tensor | None, rank: int, hint: TopKHint | None = None
     ) -> TernaryDraw:
-        parts, (measured, self._measured) = self._parts(turn, x), (self._measured, None)
-        if agreed is not None and measured is not None and measured[0] is turn and _same(measured[1], parts):
+        parts, (measured, self._measured) = self._parts(context, x), (self._measured, None)
+        if agreed is not None and measured is not None and measured[0] is context and _same(measured[1], parts):
             scalers, limits = agreed, measured[2]
         else:
-            scalers, limits = self._scalers(turn, parts)
+            scalers, limits = self._scalers(context, parts)
             scalers = agreed if agreed is not None else scalers
         if self.whole_model and parts:
             scalers = scalers.max().repeat(len(parts))
-        keys = tuple(stream_key(self.seed, turn.step, rank, segment.name) for segment in turn.layout.coded)
+        keys = tuple(stream_key(self.seed, context.step, rank, segment.name) for segment in context.layout.coded)
         return TernaryDraw(parts, scalers, limits, keys, (0,) * len(parts))
 
 

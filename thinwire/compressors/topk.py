@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from thinwire.compressors.quotas import quotas, spread_of
-from thinwire.engine.context import Turn
-from thinwire.engine.hints import Scout, SearchRoom
+from thinwire.engine.context import ExchangeContext
+from thinwire.engine.hints import SearchRoom, TopKHint
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.engine.schedules import Schedule
-from thinwire.engine.workspace import Scratch
+from thinwire.engine.workspace import Workspace
 from thinwire.kernels import (
     listing_entries,
     on_gpu,
@@ -66,11 +66,11 @@ class TopK:
         warmup: Schedule | None = None,
         scope: str = "tensor",
         sampled: bool = False,
-        scratch: Scratch | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         self.final_density, self.warmup, self.scope, self.sampled = final_density, warmup, scope, sampled
         self.per_tensor = scope != "model"
-        self.scratch = scratch if scratch is not None else Scratch()
+        self.workspace = workspace if workspace is not None else Workspace()
         self.factor = 1.0  # above 1 where a guard asked for a denser setting
         self._carried: dict[str, _Carried] = {}
         self._searches: dict[Layout, tuple[tuple[int, ...], Any]] = {}  # on a GPU: k of every scope, and its search
@@ -84,20 +84,20 @@ class TopK:
             return [(segment.name, segment.span) for segment in layout.coded]
         return [("", slice(0, layout.coded_numel))]
 
-    def num_entries(self, turn: Turn) -> int:
+    def num_entries(self, context: ExchangeContext) -> int:
         """Return the most entries that a payload of this step can have: the same on every rank."""
-        return sum(self.quotas(turn))
+        return sum(self.quotas(context))
 
-    def quotas(self, turn: Turn) -> list[int]:
+    def quotas(self, context: ExchangeContext) -> list[int]:
         """k of every scope."""
-        return quotas(self.scope, self.density(turn.step), turn.layout)
+        return quotas(self.scope, self.density(context.step), context.layout)
 
-    def scout(self, turn: Turn, device: torch.device) -> Scout | None:
+    def hint(self, context: ExchangeContext, device: torch.device) -> TopKHint | None:
         if self.sampled:
             return None  # its choice would depend on what was carried, and a resumed run would choose differently
-        layout = turn.layout
+        layout = context.layout
         if on_gpu(device):
-            return self._device_scout(turn, device)
+            return self._device_scout(context, device)
         if device.type != "cpu":
             return None  # reading a threshold back would make the host wait for the device
         carried = [self._carried.setdefault(name, _Carried()) for name, _ in self.scopes(layout)]
@@ -106,25 +106,25 @@ class TopK:
         else:
             thresholds = [carried[0].threshold] * len(layout.coded)
         thresholds += [float("inf")] * (len(layout.segments) - len(layout.coded))
-        k = self.num_entries(turn)
+        k = self.num_entries(context)
         # In a warm-up k is a good part of all elements: there the list may be longer by a quarter of them.
         capacity = min(_Carried.ROOM * k, k + layout.numel // 4) + 256
-        return Scout(thresholds, capacity, room=self._room(k, capacity, layout.numel, device))
+        return TopKHint(thresholds, capacity, room=self._room(k, capacity, layout.numel, device))
 
     def _room(self, k: int, capacity: int, numel: int, device: torch.device) -> SearchRoom | None:
         if numel >= 1 << 31:
             return None  # 32 bits are too few for its indices
-        chosen = self.scratch.take(k, torch.int32, device)
-        mark = self.scratch.mark()
-        listing = self.scratch.take(listing_entries(capacity), torch.int32, device)
-        places = self.scratch.take(capacity, torch.int32, device)
+        chosen = self.workspace.take(k, torch.int32, device)
+        mark = self.workspace.mark()
+        listing = self.workspace.take(listing_entries(capacity), torch.int32, device)
+        places = self.workspace.take(capacity, torch.int32, device)
         if chosen is None or listing is None or places is None:
             return None
         return SearchRoom(listing, places, chosen, mark)
 
-    def _device_scout(self, turn: Turn, device: torch.device) -> Scout | None:
+    def _device_scout(self, context: ExchangeContext, device: torch.device) -> TopKHint | None:
         """A search that keeps its thresholds on the device; none where so many are wanted that it would not help."""
-        layout, wanted = turn.layout, tuple(self.quotas(turn))
+        layout, wanted = context.layout, tuple(self.quotas(context))
         too_much = sum(wanted) > _SEARCHED_DENSITY * layout.coded_numel and layout.numel > _SMALL_LAYOUT
         if too_much or layout.numel >= 1 << 31 or not layout.coded:
             return None
@@ -138,38 +138,38 @@ class TopK:
             for other in [one for one in self._searches if not names.isdisjoint(s.name for s in one.segments)]:
                 del self._searches[other]  # DDP has rebuilt its buckets: that one is not used again
             known = self._searches[layout] = (wanted, search(starts, numels, scope_of, wanted, device))
-        return Scout(known[1], 0, flag=known[1].flag)
+        return TopKHint(known[1], 0, flag=known[1].flag)
 
-    def measure(self, turn: Turn, x: Tensor) -> None:
+    def measure(self, context: ExchangeContext, x: Tensor) -> None:
         return None
 
     def compress(
-        self, turn: Turn, x: Tensor, agreed: Tensor | None, rank: int, scout: Scout | None = None
+        self, context: ExchangeContext, x: Tensor, agreed: Tensor | None, rank: int, hint: TopKHint | None = None
     ) -> Sparse:  # x: (c,) float32
-        scopes, ks = self.scopes(turn.layout), self.quotas(turn)
-        if scout is not None and turn.layout in self._searches:
-            return self._payload(turn, scout.found.indices, scout.found.values, ks)
+        scopes, ks = self.scopes(context.layout), self.quotas(context)
+        if hint is not None and context.layout in self._searches:
+            return self._payload(context, hint.found.indices, hint.found.values, ks)
         if self.sampled:
             chosen = [
-                select_sampled(x[span], k, stream_key(0, turn.step, rank, name)) + span.start
+                select_sampled(x[span], k, stream_key(0, context.step, rank, name)) + span.start
                 for (name, span), k in zip(scopes, ks, strict=True)
             ]
             indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device)
-            return self._payload(turn, indices, x[indices], ks)
-        found = scout.found if scout is not None else None
+            return self._payload(context, indices, x[indices], ks)
+        found = hint.found if hint is not None else None
         bounds = [*(span.start for _, span in scopes), x.numel()]
-        room = scout.room if scout is not None else None
+        room = hint.room if hint is not None else None
         if room is not None:
             indices, passed, smallest = select_scopes_into(x, bounds, ks, found, room.chosen, room.listing)
-            self.scratch.release(room.mark)  # all but the indices
+            self.workspace.release(room.mark)  # all but the indices
         else:
             indices, passed, smallest = select_scopes(x, bounds, ks, found)
-        if scout is not None:
+        if hint is not None:
             for (name, _), k, number, least in zip(scopes, ks, passed, smallest.tolist(), strict=True):
                 if k:
                     self._carried[name].update(number if found is not None else None, k, least)
-        values = self.scratch.take(indices.numel(), torch.float32, x.device)
-        return self._payload(turn, indices, take_at(x, indices, values), ks)
+        values = self.workspace.take(indices.numel(), torch.float32, x.device)
+        return self._payload(context, indices, take_at(x, indices, values), ks)
 
-    def _payload(self, turn: Turn, indices: Tensor, values: Tensor, ks: list[int]) -> Sparse:
-        return Sparse(indices, values, turn.layout.coded_numel, sum(ks), spread_of(self.scope, turn.layout, ks))
+    def _payload(self, context: ExchangeContext, indices: Tensor, values: Tensor, ks: list[int]) -> Sparse:
+        return Sparse(indices, values, context.layout.coded_numel, sum(ks), spread_of(self.scope, context.layout, ks))

@@ -22,7 +22,7 @@ class Scaler(Protocol):
     def get_scale(self) -> float: ...
 
 
-class Gate:
+class StepSkipper:
     """With a ``scaler`` gradients enter the memory unscaled and leave it scaled again; the scaler sees an infinity on
     every rank when a step is passed over, skips its optimizer step and lowers its scale. Without one the optimizer's
     next step finds no gradients and changes nothing."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from thinwire.transport import Net, aside
+from thinwire.transport import Net, overhead
 
 log = logging.getLogger("thinwire")
 
@@ -122,7 +122,7 @@ class _Pass:
     spent: list[Spent] = field(default_factory=list)
 
 
-class Merger:
+class BucketFusion:
     """Times some passes of equal buckets, agrees with the other ranks, and then says where groups end.
 
     ``arrived`` is called inside backward, ``exchanged`` by the thread that exchanges. The plan is made while the last
@@ -177,7 +177,7 @@ class Merger:
         ready = [statistics.median(p.ready[i] - p.ready[0] for p in passes) for i in places]
         work = [statistics.median(p.spent[i].work_s for p in passes) for i in places]
         sent = [float(passes[-1].spent[i].sent) for i in places]
-        with aside(net):
+        with overhead(net):
             ready, work, sent, (crowd,) = _largest(net, ready, work, sent, [crowding(passes)])
             # Now that all ranks have come here, nothing else is under way: the links are measured as they are.
             frame = int(min(_LONG, max(_SHORT, sum(sent) / max(1, net.size - 1))))
@@ -218,6 +218,6 @@ def _all_gather_s(net: Net, nbytes: int, calls: int) -> float:
     frame, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
     for _ in range(calls):
         start = time.perf_counter()
-        net.all_gather(frame, by_rounds=True)
+        net.all_gather(frame, pairwise=True)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)

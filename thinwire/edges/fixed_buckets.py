@@ -1,8 +1,8 @@
 """The same exchanges whatever DDP's buckets are, for methods whose result depends on what travels together.
 
-int8 and int4 values share a scale with their neighbours in the frame (``Method.merges_alike``). DDP cuts its buckets
-anew after the first step of every process, so a resumed run would round one step's values with other neighbours than
-the run that was not interrupted. Here the cut depends on the model alone.
+int8 and int4 values share a scale with their neighbours in the frame (``Method.bucket_independent``). DDP cuts its
+buckets anew after the first step of every process, so a resumed run would round one step's values with other
+neighbours than the run that was not interrupted. Here the cut depends on the model alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Piece(Bucket):
             self.whole.complete(error)
 
 
-class Regrouper:
+class FixedBuckets:
     """Takes DDP's buckets as they come and gives groups out, each as soon as its last parameter is there.
 
     DDP hands over its buckets in one order on all ranks, so groups begin in one order as well.

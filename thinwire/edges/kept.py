@@ -16,7 +16,7 @@ from thinwire.engine.protocols import Aggregator
 from thinwire.engine.worker import Worker
 from thinwire.methods import Method
 from thinwire.monitor.health import Guard
-from thinwire.transport import TorchNet, aside
+from thinwire.transport import TorchNet, overhead
 
 
 class Keeper:
@@ -79,7 +79,7 @@ class Keeper:
                 for value in self._view.optimizer.state.get(parameter, {}).values():
                     if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
                         tensors.append(value)
-            with aside(self._net):
+            with overhead(self._net):
                 average_parameters(tensors, self._net)
 
     def _apply(self, mean: dict[str, Tensor]) -> None:
@@ -103,7 +103,7 @@ class Keeper:
         for name, tensor in mine.items():
             views[name].copy_(tensor.reshape(-1))
         self._net.stage = "move what was not sent"
-        with aside(self._net):
+        with overhead(self._net):
             self._net.all_reduce(flat)
         flat.div_(self._net.size)
         return {name: view.clone() for name, view in views.items()}

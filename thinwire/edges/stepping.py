@@ -7,36 +7,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.edges.amp import Gate
-from thinwire.edges.bucket_fusion import Merger, Meter
+from thinwire.edges.amp import StepSkipper
+from thinwire.edges.bucket_fusion import BucketFusion, Meter
 from thinwire.edges.ddp import THAWED, Router
-from thinwire.edges.fixed_buckets import Regrouper
+from thinwire.edges.fixed_buckets import FixedBuckets
 from thinwire.edges.saving import Saver
-from thinwire.engine.context import Probe, Turn
+from thinwire.engine.context import ExchangeContext, Probe
 from thinwire.engine.layout import Layout
 from thinwire.engine.local_gradients import DRIFTED, average_parameters
 from thinwire.engine.worker import Bucket
 from thinwire.errors import ExchangeError, NonFiniteError
-from thinwire.monitor.clip_warning import ChangeWatch
-from thinwire.monitor.stragglers import SAMPLE_EVERY, Pacer
+from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
+from thinwire.monitor.stragglers import SAMPLE_EVERY, StragglerMonitor
 from thinwire.monitor.user_warning import warn_user
 from thinwire.transport import TorchNet
-from thinwire.transport.failures import Lookout
+from thinwire.transport.failures import FailureDetector
 
 
 class Stepper(Saver):
     """The part of a wire that exchanges; ``thinwire.edges.wire`` sets its attributes and registers its hooks."""
 
-    _gate: Gate | None
-    _changes: ChangeWatch | None  # on one rank, where nothing else changes gradients
+    _skipper: StepSkipper | None
+    _changes: ClipAfterExchangeWarning | None  # on one rank, where nothing else changes gradients
     _frozen: list[tuple[str, Tensor]]  # parameters that DDP does not exchange
     _ordinals: dict[int, int]  # by id: a parameter's place in the model
     _layouts: dict[tuple[int, ...], Layout]  # by ordinals
     _local_net: TorchNet | None  # inside this machine
-    _lookout: Lookout
-    _merger: Merger | None
-    _regrouper: Regrouper | None
-    _pacer: Pacer
+    _failure_detector: FailureDetector
+    _fusion: BucketFusion | None
+    _fixed_buckets: FixedBuckets | None
+    _stragglers: StragglerMonitor
     _router: Router
     _waiting: list[Bucket]  # of this pass, until their exchange begins
     _used: set[int]  # ids of the parameters that this pass used, where that is tracked
@@ -54,8 +54,8 @@ class Stepper(Saver):
                 raise ValueError(THAWED.format(thawed))
             if torch._C._current_graph_task_id() == -1:  # no backward pass is running
                 self._waiting = []
-                if self._regrouper is not None:
-                    self._regrouper.forget()
+                if self._fixed_buckets is not None:
+                    self._fixed_buckets.forget()
         if self.model._join_config.enable:
             self._check_join()
         if self._drifted and not self._warned_of_drift and not self.model.training and not torch.is_grad_enabled():
@@ -82,8 +82,8 @@ class Stepper(Saver):
 
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""
-        if self._regrouper is not None:
-            for pieces in self._regrouper.arrived(bucket, [self._ordinals[id(p)] for p in bucket.parameters]):
+        if self._fixed_buckets is not None:
+            for pieces in self._fixed_buckets.arrived(bucket, [self._ordinals[id(p)] for p in bucket.parameters]):
                 self._submit(pieces, self._step)
         else:
             self._gather(bucket)
@@ -103,10 +103,10 @@ class Stepper(Saver):
             self._waiting = []  # an earlier backward pass was broken off
         self._waiting.append(bucket)
         begins = bucket.is_last
-        if self._merger is not None:
+        if self._fusion is not None:
             ordinal = self._ordinals[id(bucket.parameters[0])]
-            begins = self._merger.arrived(ordinal, bucket.buffer.numel(), bucket.is_last)
-        elif not self._aggregator.whole_model and self._gate is None:
+            begins = self._fusion.arrived(ordinal, bucket.buffer.numel(), bucket.is_last)
+        elif not self._aggregator.whole_model and self._skipper is None:
             begins = True
         if begins:
             buckets, self._waiting = self._waiting, []
@@ -115,7 +115,7 @@ class Stepper(Saver):
     def _compare_pace(self, buckets: list[Bucket]) -> None:
         nets = {id(net): net for net in (self._net, self._local_net, self._wire_net) if net is not None}
         waited_s = sum(net.traffic.seconds for net in nets.values())
-        self._pacer.sample(self._net, waited_s, self._wire_net.traffic.handed, links=self._local_net is None)
+        self._stragglers.sample(self._net, waited_s, self._wire_net.traffic.handed, links=self._local_net is None)
 
     def _submit(self, buckets: list[Bucket], step: int) -> None:
         parameters = [p for bucket in buckets for p in bucket.parameters]
@@ -124,19 +124,19 @@ class Stepper(Saver):
         hypers = dict(zip(ordinals, self._view.hypers(parameters), strict=True))
         used = [id(p) in self._used for p in parameters] if self._tracks_use else None
         self._used.difference_update(map(id, parameters))
-        scale = self._gate.scale() if self._gate is not None else 1.0
-        merger = self._merger
+        scale = self._skipper.scale() if self._skipper is not None else 1.0
+        merger = self._fusion
         probe = self._guard.probe_for(step) if self._guard is not None else None
         is_last, shadows = buckets[-1].is_last, self._shadows
 
         def work(buckets: list[Bucket]) -> None:
-            self._lookout.step = step
+            self._failure_detector.step = step
             try:
                 exchange(buckets)
             except (ExchangeError, NonFiniteError):
                 raise
             except Exception as error:  # of this rank alone: the others would wait for it
-                self._lookout.report(error)
+                self._failure_detector.report(error)
                 raise
 
         def exchange(buckets: list[Bucket]) -> None:
@@ -146,7 +146,7 @@ class Stepper(Saver):
             if used is not None:
                 self._drop_unused(gradients, used)
             if gradients:
-                if self._gate is not None and not self._gate.passes(list(gradients.values()), self._net):
+                if self._skipper is not None and not self._skipper.passes(list(gradients.values()), self._net):
                     self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
                     return
                 meter = Meter(self._wire_net)
@@ -186,7 +186,7 @@ class Stepper(Saver):
     ) -> None:
         # By name order, not bucket order: the same flat vector whatever the buckets were.
         layout = self._layout(tuple(sorted(gradients)))
-        turn = Turn(
+        context = ExchangeContext(
             layout,
             step,
             tuple(hypers[segment.ordinal] for segment in layout.segments),
@@ -207,7 +207,7 @@ class Stepper(Saver):
             if probe is not None:
                 probe.gradient(parts)
             self._dense_bytes += 4 * layout.numel
-            self._aggregator.reduce(turn, parts)
+            self._aggregator.reduce(context, parts)
             if shadows and self.method.takes_weight_decay(self._view.is_sgd):
                 # No step follows here, but this rank's share of the weight decay needs the parameters of the moment.
                 self._apply({segment.name: part for segment, part in zip(layout.segments, parts, strict=True)})
@@ -222,7 +222,7 @@ class Stepper(Saver):
             self._changes.before_step(self.method)
 
     def _after_optimizer_step(self, *_: Any) -> None:
-        if self._gate is not None and self._gate.was_skipped():
+        if self._skipper is not None and self._skipper.was_skipped():
             return
         self._optimizer_steps += 1
         interval = self.method.averaging_interval

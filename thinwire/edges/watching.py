@@ -8,7 +8,7 @@ from thinwire.edges.kept import Keeper
 from thinwire.engine.context import Probe
 from thinwire.engine.hierarchy import Hierarchy
 from thinwire.monitor.replicas import check_replicas
-from thinwire.transport import aside
+from thinwire.transport import overhead
 
 
 class Watcher(Keeper):
@@ -28,7 +28,7 @@ class Watcher(Keeper):
         self._worker.wait()
         ignored: set[str] = getattr(self.model, "parameters_to_ignore", set())
         whole = {name: p for name, p in self.model.module.named_parameters() if name not in ignored}
-        with aside(self._net):
+        with overhead(self._net):
             check_replicas(whole, self._net, self._optimizer_steps)
 
     def _watch(self, probe: Probe) -> None:

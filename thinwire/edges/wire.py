@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.edges.amp import Gate
-from thinwire.edges.bucket_fusion import Merger, choice
+from thinwire.edges.amp import StepSkipper
+from thinwire.edges.bucket_fusion import BucketFusion, choice
 from thinwire.edges.ddp import Router, router_of
-from thinwire.edges.fixed_buckets import Regrouper
+from thinwire.edges.fixed_buckets import FixedBuckets
 from thinwire.edges.optimizer import OptimizerView
 from thinwire.edges.stepping import Stepper
 from thinwire.engine.exchange import Exchange, NoopMean
@@ -24,13 +24,13 @@ from thinwire.engine.protocols import Aggregator, Clock
 from thinwire.engine.worker import Bucket, Worker
 from thinwire.errors import DetachedError
 from thinwire.methods import Method, parse_method
-from thinwire.monitor.clip_warning import ChangeWatch
+from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
 from thinwire.monitor.health import Guard, check_watched
-from thinwire.monitor.stragglers import Pacer
+from thinwire.monitor.stragglers import StragglerMonitor
 from thinwire.stats import Stats
-from thinwire.transport import TorchNet, aside
-from thinwire.transport.failures import Lookout, lookout_of
-from thinwire.transport.groups import check_agreement, give_back, own_net, timeout_of
+from thinwire.transport import TorchNet, overhead
+from thinwire.transport.failures import FailureDetector, failure_detector_of
+from thinwire.transport.groups import acquire_group, check_agreement, release_group, timeout_of
 
 
 class Wire(Stepper):
@@ -43,11 +43,11 @@ class Wire(Stepper):
         method: Method,
         net: TorchNet,
         groups: Groups | None,
-        gate: Gate | None,
+        gate: StepSkipper | None,
         guard: Guard | None = None,
         check_replicas_every: int | None = None,
     ) -> None:
-        self.model, self.method, self._gate, self._guard = model, method, gate, guard
+        self.model, self.method, self._skipper, self._guard = model, method, gate, guard
         self._check_every = check_replicas_every
         self._checked = 0  # passes at the last check of the replicas
         self._view, self._net, self._groups = view, net, groups
@@ -59,7 +59,7 @@ class Wire(Stepper):
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._step, self._steps_before = 0, 0
         self._passes = 0  # backward passes that were exchanged, also those that a gate passed over
-        self._pacer = Pacer()
+        self._stragglers = StragglerMonitor()
         self._optimizer_steps = 0
         self._dense_bytes = 0
         self._drifted = self._warned_of_drift = False
@@ -68,7 +68,7 @@ class Wire(Stepper):
         self._pending: dict[str, Tensor] = {}
         # A scaler unscales gradients before the step, so where there is one nothing can be told.
         watches = net.rank == 0 and (gate is None or gate.scaler is None)
-        self._changes = ChangeWatch(view.parameters.values()) if watches else None
+        self._changes = ClipAfterExchangeWarning(view.parameters.values()) if watches else None
         self._waiting: list[Bucket] = []
         self._handles: list[Any] = []
         self._used: set[int] = set()
@@ -76,13 +76,15 @@ class Wire(Stepper):
         self._machine_nets: list[tuple[TorchNet, tuple[int, ...]]] = []
         self._local_net, self._wire_net = self._make_nets(groups)
         timeout = timeout_of(model.process_group, net.device)
-        self._lookout = lookout_of(net.group, net.device, timeout.total_seconds() if timeout is not None else None)
+        self._failure_detector = failure_detector_of(
+            net.group, net.device, timeout.total_seconds() if timeout is not None else None
+        )
         for watched in (self._net, self._local_net, self._wire_net):
             if watched is not None:
-                watched.lookout = self._lookout
+                watched.failure_detector = self._failure_detector
         self._aggregator = self._build(method)
         self._merging = choice()
-        self._merger, self._regrouper = self._make_merger(), self._make_regrouper()
+        self._fusion, self._fixed_buckets = self._make_merger(), self._make_regrouper()
         self._worker = Worker(net.compute_device)
         self._router: Router = router_of(model)
         self._router.target = self._on_bucket
@@ -100,10 +102,10 @@ class Wire(Stepper):
         return f"<thinwire.Wire {self.method}, rank {self._net.rank} of {self._net.size}, {self._step} steps{state}>"
 
     @property
-    def lookout(self) -> Lookout:
+    def failure_detector(self) -> FailureDetector:
         """What finds out who is missing when an exchange fails. Other nets over the same ranks may use it, too, until
         this wire is detached."""
-        return self._lookout
+        return self._failure_detector
 
     # ----------------------------------------------------------------------------------------- what a user calls
 
@@ -117,7 +119,7 @@ class Wire(Stepper):
         if self._attached:
             self._worker.wait()
         traffic, clock = self._wire_net.traffic, self._aggregator.clock
-        pace = self._pacer.pace
+        pace = self._stragglers.pace
         slowest, because = pace.slowest or (None, "")
         inside = self._local_net.traffic if self._local_net is not None else None
         communicating = self._wire_net.seconds + (self._local_net.seconds if self._local_net is not None else 0.0)
@@ -142,7 +144,7 @@ class Wire(Stepper):
             seconds_communicating=communicating,
             seconds_waiting=self._worker.waited_s,
             residual_norm=self._aggregator.residual_square_sum() ** 0.5 if residual_norm else math.nan,
-            steps_skipped=self._gate.skipped if self._gate is not None else 0,
+            steps_skipped=self._skipper.skipped if self._skipper is not None else 0,
             residual_to_gradient=health.residual_to_gradient if health is not None else None,
             compression_error=health.compression_error if health is not None else None,
             staleness=health.staleness if health is not None else None,
@@ -151,7 +153,7 @@ class Wire(Stepper):
             waited_s=pace.waited_s,
             slowest_rank=slowest,
             slow_because=because,
-            bytes_aside=sum(net.traffic.aside for net in {id(n): n for n in (self._net, self._wire_net)}.values()),
+            bytes_aside=sum(net.traffic.overhead for net in {id(n): n for n in (self._net, self._wire_net)}.values()),
             steps_before=max(0, self._steps_before),
         )
 
@@ -164,7 +166,7 @@ class Wire(Stepper):
         self._wait()
         with ExitStack() as stack:
             if self.method.replicas_drift:
-                with aside(self._net):
+                with overhead(self._net):
                     stack.enter_context(averaged(list(self._parameters.values()), self._net))
             stack.callback(setattr, self, "_drifted", self._drifted)
             self._drifted = False
@@ -189,7 +191,7 @@ class Wire(Stepper):
                 self._view.check_takeover(chosen.name)
         except ValueError as problem:
             error = str(problem)
-        with aside(self._net):
+        with overhead(self._net):
             check_agreement(self._net, {"method": repr(chosen)}, error)
         assert chosen is not None
         self._reunite()
@@ -205,7 +207,7 @@ class Wire(Stepper):
         self._spent.compressing += old.clock.compressing
         self.method, self._layouts = chosen, {}
         self._aggregator = self._build(chosen)
-        self._merger, self._regrouper = self._make_merger(), self._make_regrouper()
+        self._fusion, self._fixed_buckets = self._make_merger(), self._make_regrouper()
         if self._guard is not None:
             self._guard.restart()
         self._install()
@@ -254,8 +256,8 @@ class Wire(Stepper):
     def _give_back_nets(self) -> None:
         if not self._worker.broken:  # else something may still be under way on them
             for net, members in self._machine_nets:
-                give_back(self._net, net, members)
-            give_back(TorchNet(self.model.process_group, self._net.compute_device), self._net)
+                release_group(self._net, net, members)
+            release_group(TorchNet(self.model.process_group, self._net.compute_device), self._net)
 
     def _wait(self) -> None:
         """Return when all exchanges so far are done; refuse where there will be no more."""
@@ -268,7 +270,7 @@ class Wire(Stepper):
         self._router.target = None
         self._uninstall()
         self._worker.stop()
-        self._lookout.close()
+        self._failure_detector.close()
 
     # ------------------------------------------------------------------------------------------------- assembling
 
@@ -277,7 +279,7 @@ class Wire(Stepper):
         if groups is None:
             return None, self._net
         leaders = tuple(group[0] for group in groups)
-        self._machine_nets = [(own_net(self._net, members), members) for members in (*groups, leaders)]
+        self._machine_nets = [(acquire_group(self._net, members), members) for members in (*groups, leaders)]
         local = next(net for net, members in self._machine_nets if self._net.rank in members)
         return local, self._machine_nets[-1][0]
 
@@ -289,26 +291,26 @@ class Wire(Stepper):
             aggregator = NoopMean(self._wire_net)  # the machine's mean as it is, in no shorter type
         return Hierarchy(aggregator, self._local_net, ranks_a_machine=self._net.size / len(self._groups))
 
-    def _make_merger(self) -> Merger | None:
+    def _make_merger(self) -> BucketFusion | None:
         """What decides which buckets travel together; None where that is fixed, or would change the result."""
         aggregator, net = self._aggregator, self._net
-        if not isinstance(aggregator, Exchange) or aggregator.whole_model or not self.method.merges_alike:
+        if not isinstance(aggregator, Exchange) or aggregator.whole_model or not self.method.bucket_independent:
             return None
         on_host = net.compute_device.type == "cpu"  # elsewhere a call's end says nothing about its duration
-        fixed = self._gate is not None or self._may_have_unused or net.size == 1
-        return Merger(self._merging, rounds=aggregator.rounds) if on_host and not fixed else None
+        fixed = self._skipper is not None or self._may_have_unused or net.size == 1
+        return BucketFusion(self._merging, rounds=aggregator.rounds) if on_host and not fixed else None
 
-    def _make_regrouper(self) -> Regrouper | None:
+    def _make_regrouper(self) -> FixedBuckets | None:
         """What keeps exchanges the same whatever DDP's buckets are; None where they are, or do not matter."""
-        if self.method.merges_alike or self._aggregator.whole_model or self._gate is not None:
+        if self.method.bucket_independent or self._aggregator.whole_model or self._skipper is not None:
             return None
-        return Regrouper([parameter.numel() for parameter in self._parameters.values()])
+        return FixedBuckets([parameter.numel() for parameter in self._parameters.values()])
 
     def _install(self) -> None:
         sgd = self._view.is_sgd
         self._view.take_over(momentum=self.method.takes_momentum(sgd), weight_decay=self.method.takes_weight_decay(sgd))
-        if self._gate is not None:
-            self._handles.append(self._view.optimizer.register_step_pre_hook(self._gate.before_optimizer_step))
+        if self._skipper is not None:
+            self._handles.append(self._view.optimizer.register_step_pre_hook(self._skipper.before_optimizer_step))
         self._handles.append(self._view.optimizer.register_step_pre_hook(self._before_optimizer_step))
         self._handles.append(self._view.optimizer.register_step_post_hook(self._after_optimizer_step))
         self._handles.append(self.model.register_forward_pre_hook(self._before_forward))

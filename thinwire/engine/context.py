@@ -82,7 +82,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ExchangeContext:
     """Everything that one exchange needs to know besides the gradient itself.
 
     ``hypers`` and ``weights`` run parallel to ``layout.segments``; ``weights`` are the parameters, read by methods that

@@ -10,12 +10,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import as_flat, coded_part, tail_part
 from thinwire.engine.local_gradients import combine, take_own_off
 from thinwire.engine.payloads import DenseResult, Payload, Result
 from thinwire.engine.protocols import Clock, Collective, Compressor, Memory
-from thinwire.engine.workspace import BACK, Scratch
+from thinwire.engine.workspace import BACK, Workspace
 from thinwire.errors import NonFiniteError
 from thinwire.kernels import first_nonfinite, on_gpu
 from thinwire.transport import Net
@@ -38,9 +38,9 @@ class Exchange(Generic[P]):
         *,
         whole_model: bool = False,
         local: str | None = None,
-        scratch: Scratch | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
-        self.scratch = scratch if scratch is not None else Scratch()
+        self.workspace = workspace if workspace is not None else Workspace()
         self.memory, self.compressor, self.collective, self.net = memory, compressor, collective, net
         self.whole_model, self.local = whole_model, local
         self.clock = Clock()
@@ -50,75 +50,81 @@ class Exchange(Generic[P]):
         """How many latencies one exchange contains."""
         return self.collective.rounds(self.net.size)
 
-    def mean(self, turn: Turn, grad: Tensor) -> Tensor:  # (n,) float32 -> (n,) float32
-        turn = self._told(turn)
-        parts = turn.layout.split(grad)
-        if turn.own:
-            self._exchange(turn, parts).write(turn, parts)
+    def mean(self, context: ExchangeContext, grad: Tensor) -> Tensor:  # (n,) float32 -> (n,) float32
+        context = self._told(context)
+        parts = context.layout.split(grad)
+        if context.own:
+            self._exchange(context, parts).write(context, parts)
             return grad
-        return self._exchange(turn, parts).flat(turn)
+        return self._exchange(context, parts).flat(context)
 
-    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
-        turn = self._told(turn)
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
+        context = self._told(context)
         # A local mode, and a GPU that tells of a bad gradient late, still need the gradient after the exchange.
-        late = (self.local is not None and not turn.own) or on_gpu(parts[0].device)
-        self._exchange(turn, parts, None if late else parts).write(turn, parts)
+        late = (self.local is not None and not context.own) or on_gpu(parts[0].device)
+        self._exchange(context, parts, None if late else parts).write(context, parts)
 
-    def _told(self, turn: Turn) -> Turn:
+    def _told(self, context: ExchangeContext) -> ExchangeContext:
         """The turn with what the memory leaves to be applied without being sent, and what the mean is added to."""
-        applied = self.memory.applied(turn)
+        applied = self.memory.applied(context)
         assert not applied or self.collective.adds_applied, "what the memory takes off would be lost"
-        return replace(turn, applied=applied, own=1.0 / self.net.size if self.local == "partial" else 0.0)
+        return replace(context, applied=applied, own=1.0 / self.net.size if self.local == "partial" else 0.0)
 
-    def _exchange(self, turn: Turn, parts: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> Result:
+    def _exchange(
+        self, context: ExchangeContext, parts: Sequence[Tensor], into: Sequence[Tensor] | None = None
+    ) -> Result:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         device = parts[0].device
         self.memory.forget()
-        self.scratch.begin()
+        self.workspace.begin()
         # A GPU looks while it passes over the gradient anyway; the host learns of it after the exchange.
         watched = on_gpu(device) and self.memory.watches
         bad = None if watched else first_nonfinite(parts)
         if bad is not None:
             # This rank's memory stays as it is and it sends zeros, with the alarm that makes all ranks stop.
-            turn.alarm.own = turn.layout.segments[bad].name
+            context.alarm.own = context.layout.segments[bad].name
             parts, into = [torch.zeros_like(part) for part in parts], None
-        scout = self.compressor.scout(turn, device) if bad is None else None
+        hint = self.compressor.hint(context, device) if bad is None else None
         if watched:
-            own = scout.flag if scout is not None else None
-            turn.alarm.flag = own if own is not None else torch.zeros(1, dtype=torch.int32, device=device)
-        x = self.memory.compensate(turn, parts, scout) if bad is None else torch.cat(list(parts))  # (n,) to be sent now
-        probe = turn.probe if bad is None and "residual" in self.memory.state.kinds else None
+            own = hint.flag if hint is not None else None
+            context.alarm.flag = own if own is not None else torch.zeros(1, dtype=torch.int32, device=device)
+        x = (
+            self.memory.compensate(context, parts, hint) if bad is None else torch.cat(list(parts))
+        )  # (n,) to be sent now
+        probe = context.probe if bad is None and "residual" in self.memory.state.kinds else None
         if probe is not None:
             probe.wanted(as_flat(x))
         compensated = time.perf_counter()
-        agreed = self.compressor.measure(turn, coded_part(turn.layout, x))  # (m,) what all ranks must agree on first
+        agreed = self.compressor.measure(
+            context, coded_part(context.layout, x)
+        )  # (m,) what all ranks must agree on first
         if agreed is not None:
             self.net.stage = "agree on scalers"
             self.net.all_reduce(agreed, largest=True)
-        chosen = coded_part(turn.layout, x)
-        payload = self.compressor.compress(turn, chosen, agreed, self.net.rank, scout)  # what we choose to send
+        chosen = coded_part(context.layout, x)
+        payload = self.compressor.compress(context, chosen, agreed, self.net.rank, hint)  # what we choose to send
         # Without a memory x is the gradient's own vectors, whose tail is put together anew.
         joined = isinstance(x, Tensor)
-        room = self.scratch.take(turn.layout.tail_numel, torch.float32, device, BACK) if joined else None
-        tail = tail_part(turn.layout, x, room)  # of its own: x changes while what was accepted is still read
+        room = self.workspace.take(context.layout.tail_numel, torch.float32, device, BACK) if joined else None
+        tail = tail_part(context.layout, x, room)  # of its own: x changes while what was accepted is still read
         self.net.stage = "exchange frames"
-        result, accepted = self.collective.mean(turn, payload, tail, self.net, into)  # what the group really used
+        result, accepted = self.collective.mean(context, payload, tail, self.net, into)  # what the group really used
         exchanged = time.perf_counter()
-        if turn.alarm.flag is not None and int(turn.alarm.flag):
+        if context.alarm.flag is not None and int(context.alarm.flag):
             bad = first_nonfinite(parts)
-            turn.alarm.own = turn.layout.segments[bad or 0].name
-        if turn.alarm.rings:
-            raise NonFiniteError(_alarm_sentence(turn))
-        self.memory.retain(turn, x, accepted)  # keep the rest: nothing is ever lost
+            context.alarm.own = context.layout.segments[bad or 0].name
+        if context.alarm.rings:
+            raise NonFiniteError(_alarm_sentence(context))
+        self.memory.retain(context, x, accepted)  # keep the rest: nothing is ever lost
         if probe is not None:
             probe.left(as_flat(x))  # which is the residual itself
-        if turn.own:
-            result = take_own_off(turn, result, accepted, self.net.size)
+        if context.own:
+            result = take_own_off(context, result, accepted, self.net.size)
         elif self.local is not None:
             grad = torch.cat(list(parts))
-            mean = result.flat(turn)
+            mean = result.flat(context)
             result = DenseResult(combine(self.local, mean, grad, as_flat(x), accepted, self.net.size))
-        self.memory.settle(turn, self.net.rank)
+        self.memory.commit(context, self.net.rank)
         self.clock.compensating += compensated - start + time.perf_counter() - exchanged
         self.clock.compressing += exchanged - compensated - (self.net.traffic.seconds - on_wire)
         return result
@@ -144,10 +150,11 @@ class Exchange(Generic[P]):
         self.collective.load_state_dict(state["collective"])
 
 
-def _alarm_sentence(turn: Turn) -> str:
-    where = f"of {turn.alarm.own!r} on this rank" if turn.alarm.own else f"on another rank ({turn.alarm.heard_from})"
+def _alarm_sentence(context: ExchangeContext) -> str:
+    alarm = context.alarm
+    where = f"of {alarm.own!r} on this rank" if alarm.own else f"on another rank ({alarm.heard_from})"
     return (
-        f"the gradient {where} holds an inf or a nan at step {turn.step}; it entered no residual; lower the "
+        f"the gradient {where} holds an inf or a nan at step {context.step}; it entered no residual; lower the "
         'learning rate or the loss scale, or attach with on_nonfinite="skip" or scaler=... to pass over such steps'
     )
 
@@ -177,10 +184,10 @@ class _Stateless:
 class NoopMean(_Stateless):
     """No communication at all: every rank keeps its own gradient."""
 
-    def mean(self, turn: Turn, grad: Tensor) -> Tensor:
+    def mean(self, context: ExchangeContext, grad: Tensor) -> Tensor:
         return grad
 
-    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
         return
 
 
@@ -196,9 +203,9 @@ def joined(parts: Sequence[Tensor]) -> Tensor | None:  # -> (n,)
     return torch.as_strided(order[0], (stop - start,), (1,), start)
 
 
-def reduce_flat(aggregator: Any, turn: Turn, parts: Sequence[Tensor]) -> None:
+def reduce_flat(aggregator: Any, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
     """``reduce`` by way of ``mean``."""
-    DenseResult(aggregator.mean(turn, torch.cat(list(parts)))).write(turn, parts)
+    DenseResult(aggregator.mean(context, torch.cat(list(parts)))).write(context, parts)
 
 
 class DenseMean(_Stateless):
@@ -212,16 +219,16 @@ class DenseMean(_Stateless):
         super().__init__(net)
         self.dtype = dtype
 
-    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
         # The mean of each element needs no order: a whole bucket is averaged where it lies.
         buffer = joined(parts)
         if buffer is None:
-            return reduce_flat(self, turn, parts)
-        mean = self.mean(turn, buffer)
+            return reduce_flat(self, context, parts)
+        mean = self.mean(context, buffer)
         if mean is not buffer:
             buffer.copy_(mean)
 
-    def mean(self, turn: Turn, grad: Tensor) -> Tensor:
+    def mean(self, context: ExchangeContext, grad: Tensor) -> Tensor:
         self.net.stage = "average gradients"
         if self.dtype == torch.float32:
             self.net.all_reduce(grad)
@@ -244,5 +251,5 @@ class DenseMean(_Stateless):
         for part in slices:
             total.add_(part.to(grad.device).view(self.dtype))
         mine = total.div_(size).to(self.dtype).view(torch.uint8)
-        means = torch.cat(self.net.all_gather(mine, by_rounds=True)).to(grad.device).view(self.dtype)
+        means = torch.cat(self.net.all_gather(mine, pairwise=True)).to(grad.device).view(self.dtype)
         return means[:numel].to(torch.float32)

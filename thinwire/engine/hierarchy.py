@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.exchange import reduce_flat
 from thinwire.engine.protocols import Aggregator
 from thinwire.errors import ExchangeError, NonFiniteError
@@ -73,14 +73,14 @@ class Hierarchy:
         self.whole_model, self.clock = inner.whole_model, inner.clock
         self.leads = local.rank == 0
 
-    def mean(self, turn: Turn, grad: Tensor) -> Tensor:
+    def mean(self, context: ExchangeContext, grad: Tensor) -> Tensor:
         self.local.stage = "average inside the machine"
         self.local.all_reduce(grad)
         grad.div_(self._ranks)
         alarm: Exception | None = None
         if self.leads:
             try:
-                grad = self.inner.mean(turn, grad)
+                grad = self.inner.mean(context, grad)
             except Exception as error:
                 # The other ranks of the machine wait for the mean: what they get tells them.
                 told = float("nan") if isinstance(error, NonFiniteError) else float("inf")
@@ -88,7 +88,7 @@ class Hierarchy:
         self._hand_down(grad, alarm)
         # Also on the first rank, where a method that looks at no gradient passes a nan on: all ranks end alike.
         if alarm is None and first_nonfinite([grad]) is not None:
-            alarm = self._alarm(turn, failed=bool(torch.isposinf(grad).all()))
+            alarm = self._alarm(context, failed=bool(torch.isposinf(grad).all()))
         if alarm is not None:
             raise alarm
         return grad
@@ -102,14 +102,14 @@ class Hierarchy:
                 raise
 
     @staticmethod
-    def _alarm(turn: Turn, failed: bool) -> Exception:
+    def _alarm(context: ExchangeContext, failed: bool) -> Exception:
         if failed:
-            sentence = f"the exchange of step {turn.step} failed on this machine's first rank, which says why"
-            return ExchangeError(sentence, step=turn.step, stage="hand down inside the machine")
-        return NonFiniteError(f"a gradient of this machine, or the mean, holds an inf or a nan at step {turn.step}")
+            sentence = f"the exchange of step {context.step} failed on this machine's first rank, which says why"
+            return ExchangeError(sentence, step=context.step, stage="hand down inside the machine")
+        return NonFiniteError(f"a gradient of this machine, or the mean, holds an inf or a nan at step {context.step}")
 
-    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
-        reduce_flat(self, turn, parts)
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
+        reduce_flat(self, context, parts)
 
     def residual_square_sum(self) -> float:
         return self.inner.residual_square_sum()

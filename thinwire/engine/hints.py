@@ -20,7 +20,7 @@ class SearchRoom:
 
 
 @dataclass
-class Scout:
+class TopKHint:
     """Asks a memory to look for large elements while it passes over them anyway.
 
     ``thresholds`` has one number a segment; ``found`` is then the flat indices of everything that reaches its

@@ -4,7 +4,7 @@ The paper adds gradients up where DDP averages them; everything here is its upda
 mean, L this rank's own gradient, S what it sent, E what it kept.
 
 PARTIAL needs no vector beside the gradient: L / N is made of it where it lies, and the group's entries are added to
-that (``Turn.own``), this rank's taken off again.
+that (``ExchangeContext.own``), this rank's taken off again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.payloads import Accepted, Result, Sparse, SparseResult, WrittenResult, add_entries
 from thinwire.transport import Net
 from thinwire.transport.failures import ENTERED
@@ -28,7 +28,7 @@ DRIFTED = (
 )
 
 
-def take_own_off(turn: Turn, result: Result, accepted: Accepted, ranks: int) -> Result:
+def take_own_off(context: ExchangeContext, result: Result, accepted: Accepted, ranks: int) -> Result:
     """PARTIAL, line 13: C = G - S + L. The result, written onto L / N, is G + L; S is what was accepted."""
     sent = accepted.coded
     assert isinstance(sent, Sparse), "what travels otherwise is used as a whole"
@@ -36,7 +36,7 @@ def take_own_off(turn: Turn, result: Result, accepted: Accepted, ranks: int) -> 
         off = Sparse(sent.indices, -sent.values, sent.numel, sent.capacity)
         return replace(result, contributions=[*result.contributions, off])
     assert isinstance(result, WrittenResult)
-    add_entries(turn.layout, result.parts, [sent], -ranks)  # divided by -N
+    add_entries(context.layout, result.parts, [sent], -ranks)  # divided by -N
     return result
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.kernels import stream_key, uniform
 
@@ -44,12 +44,12 @@ class NamedState:
         """Throw the copies of an exchange that did not end away: the state stays as it was before."""
         self._wide.clear()
 
-    def settle(self, turn: Turn, rank: int) -> None:
+    def commit(self, context: ExchangeContext, rank: int) -> None:
         """Round what was handed out for this exchange back into the state."""
         for (kind, layout), wide in self._wide.items():
             flat = self._kept(kind, layout, wide.device)
             for segment in layout.segments:
-                key = stream_key(0, turn.step, rank, f"{kind}/{segment.name}")
+                key = stream_key(0, context.step, rank, f"{kind}/{segment.name}")
                 flat[segment.span] = round_by_chance(wide[segment.span], key)
         self._wide.clear()
 

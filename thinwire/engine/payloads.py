@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.kernels import (
     Runs,
@@ -242,26 +242,26 @@ class DenseResult:
 
     mean: Tensor  # (n,) float32
 
-    def flat(self, turn: Turn) -> Tensor:
+    def flat(self, context: ExchangeContext) -> Tensor:
         return self.mean
 
-    def write(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+    def write(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
         """Put the mean where the gradients lie, one vector a segment."""
-        torch._foreach_copy_(list(parts), list(turn.layout.split(self.mean)))
+        torch._foreach_copy_(list(parts), list(context.layout.split(self.mean)))
 
 
-def clear(turn: Turn, parts: Sequence[Tensor]) -> None:
+def clear(context: ExchangeContext, parts: Sequence[Tensor]) -> None:
     """What entries are added to, in the coded ones of the vectors, one a segment: zeros, what of the weights is
     applied without being sent, or a share of the gradient that lies there."""
-    if turn.own:
-        assert not turn.applied, "weights or the gradient"
-        if coded := list(parts[: len(turn.layout.coded)]):
-            torch._foreach_mul_(coded, turn.own)
+    if context.own:
+        assert not context.applied, "weights or the gradient"
+        if coded := list(parts[: len(context.layout.coded)]):
+            torch._foreach_mul_(coded, context.own)
         return
-    shares = turn.applied or (0.0,) * len(parts)
-    rows = [(part, place, shares[place]) for place, part in enumerate(parts[: len(turn.layout.coded)])]
+    shares = context.applied or (0.0,) * len(parts)
+    rows = [(part, place, shares[place]) for place, part in enumerate(parts[: len(context.layout.coded)])]
     zeros = [part for part, _, share in rows if not share]
-    decayed = [(part, turn.flat_weight(place), share) for part, place, share in rows if share]
+    decayed = [(part, context.flat_weight(place), share) for part, place, share in rows if share]
     if zeros:
         torch._foreach_zero_(zeros)
     if decayed and decayed[0][0].is_cuda:  # few launches
@@ -301,17 +301,17 @@ class SparseResult:
     size: int
     cleared: bool = False  # where it will be written ``clear`` was already
 
-    def flat(self, turn: Turn) -> Tensor:  # -> (n,) float32
-        out = torch.empty(turn.layout.numel, dtype=torch.float32, device=self.tail.device)
-        self.write(turn, turn.layout.split(out))
+    def flat(self, context: ExchangeContext) -> Tensor:  # -> (n,) float32
+        out = torch.empty(context.layout.numel, dtype=torch.float32, device=self.tail.device)
+        self.write(context, context.layout.split(out))
         return out
 
-    def write(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+    def write(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
         """What ``clear`` puts there, then the entries in rank order: no dense vector in between."""
         if not self.cleared:
-            clear(turn, parts)
-        add_entries(turn.layout, parts, self.contributions, self.size)
-        write_tail(turn.layout, parts, self.tail, self.size)
+            clear(context, parts)
+        add_entries(context.layout, parts, self.contributions, self.size)
+        write_tail(context.layout, parts, self.tail, self.size)
 
 
 @dataclass(frozen=True)
@@ -320,10 +320,10 @@ class WrittenResult:
 
     parts: Sequence[Tensor]
 
-    def flat(self, turn: Turn) -> Tensor:
+    def flat(self, context: ExchangeContext) -> Tensor:
         return torch.cat(list(self.parts))
 
-    def write(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+    def write(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
         for part, mean in zip(parts, self.parts, strict=True):
             if part.data_ptr() != mean.data_ptr():
                 part.copy_(mean)

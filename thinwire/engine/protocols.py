@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient
-from thinwire.engine.hints import Scout
+from thinwire.engine.hints import TopKHint
 from thinwire.engine.named_state import NamedState
 from thinwire.engine.payloads import Accepted, Payload, Result
 from thinwire.transport import Net
@@ -36,21 +36,23 @@ class Memory(Protocol):
     state: NamedState
     watches: bool
 
-    def applied(self, turn: Turn) -> tuple[float, ...]:
+    def applied(self, context: ExchangeContext) -> tuple[float, ...]:
         """Return how many times its weights are to be added to each coded segment's mean without being sent, 0 for the
         others; empty: never. What ``compensate`` returns then lacks as much, and the collective must add it
         (``adds_applied``)."""
         ...
 
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Gradient: ...  # -> (n,) float32
+    def compensate(
+        self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None
+    ) -> Gradient: ...  # -> (n,) float32
 
-    def retain(self, turn: Turn, x: Any, accepted: Accepted) -> None: ...
+    def retain(self, context: ExchangeContext, x: Any, accepted: Accepted) -> None: ...
 
     def forget(self) -> None:
         """A new exchange begins: throw away what one that failed may have left behind."""
         ...
 
-    def settle(self, turn: Turn, rank: int) -> None:
+    def commit(self, context: ExchangeContext, rank: int) -> None:
         """The exchange is over and nothing holds ``x`` any more: bring the state into the form in which it is kept."""
         ...
 
@@ -74,13 +76,15 @@ class Compressor(Protocol[Chosen]):
     same payload, bit for bit. A payload may hold on to x and be written out later; x stays as it is until ``retain``.
     """
 
-    def scout(self, turn: Turn, device: torch.device) -> Scout | None:
+    def hint(self, context: ExchangeContext, device: torch.device) -> TopKHint | None:
         """Return what to look for while the memory compensates, or None."""
         ...
 
-    def measure(self, turn: Turn, x: Any) -> Tensor | None: ...  # (c,) float32 -> (m,) float32
+    def measure(self, context: ExchangeContext, x: Any) -> Tensor | None: ...  # (c,) float32 -> (m,) float32
 
-    def compress(self, turn: Turn, x: Any, agreed: Tensor | None, rank: int, scout: Scout | None = None) -> Chosen: ...
+    def compress(
+        self, context: ExchangeContext, x: Any, agreed: Tensor | None, rank: int, hint: TopKHint | None = None
+    ) -> Chosen: ...
 
 
 class Collective(Protocol[Taken]):
@@ -100,7 +104,7 @@ class Collective(Protocol[Taken]):
         ...
 
     def mean(
-        self, turn: Turn, payload: Taken, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
+        self, context: ExchangeContext, payload: Taken, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
     ) -> tuple[Result, Accepted]: ...
 
     def residual_square_sum(self) -> float: ...
@@ -131,9 +135,11 @@ class Aggregator(Protocol):
     whole_model: bool
     clock: Clock
 
-    def mean(self, turn: Turn, grad: Tensor) -> Tensor: ...  # (n,) float32, may be changed -> (n,) float32
+    def mean(
+        self, context: ExchangeContext, grad: Tensor
+    ) -> Tensor: ...  # (n,) float32, may be changed -> (n,) float32
 
-    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
         """The same in place, on one vector a segment wherever they lie."""
         ...
 

@@ -13,7 +13,7 @@ _WINDOW = 100  # exchanges after which memory that none of them needed is given 
 FRONT, BACK = 0, 1
 
 
-class Scratch:
+class Workspace:
     """One buffer that the exchanges of a wire share, which run one after the other.
 
     Memory is taken from the front or the back and released in the opposite order, each end for itself: so what is

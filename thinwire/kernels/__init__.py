@@ -140,10 +140,10 @@ def select_scopes(
 
 
 def select_scopes_into(
-    x: Tensor, bounds: Sequence[int], ks: Sequence[int], candidates: Tensor | None, out: Tensor, scratch: Tensor
+    x: Tensor, bounds: Sequence[int], ks: Sequence[int], candidates: Tensor | None, out: Tensor, workspace: Tensor
 ) -> tuple[Tensor, list[int], Tensor]:
     """``select_scopes`` in given memory, with int32 indices; only native."""
-    return cpu.select_scopes(x, bounds, ks, candidates, out, scratch)
+    return cpu.select_scopes(x, bounds, ks, candidates, out, workspace)
 
 
 def listing_entries(capacity: int) -> int:

@@ -32,14 +32,14 @@ def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, ris
     if k >= n or k == 0:
         return torch.arange(min(k, n))
     x = ready(x, torch.float32)
-    scratch = torch.empty(_search_entries(k), dtype=torch.int32)
+    workspace = torch.empty(_search_entries(k), dtype=torch.int32)
     out, smallest = torch.empty(k, dtype=torch.int32), ctypes.c_float()
     native.lib().tw_select_topk(
         x.data_ptr(),
         n,
         k,
-        scratch.data_ptr(),
-        scratch.numel(),
+        workspace.data_ptr(),
+        workspace.numel(),
         out.data_ptr(),
         ctypes.byref(smallest),
         native.threads(),
@@ -64,24 +64,24 @@ def select_scopes(
     ks: Sequence[int],
     candidates: Tensor | None,
     out: Tensor | None = None,
-    scratch: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> tuple[Tensor, list[int], Tensor]:
     """Indices are int32 where they are to lie in ``out``; ``scratch``, int32, has an entry a candidate at least."""
     x, scopes = ready(x, torch.float32), len(ks)
     chosen = sum(min(k, bounds[place + 1] - bounds[place]) for place, k in enumerate(ks))
     listed = narrow(candidates) if candidates is not None else None
-    if scratch is None:
+    if workspace is None:
         entries = max(_search_entries(max(ks, default=0)), listed.numel() if listed is not None else 0)
-        scratch = torch.empty(entries, dtype=torch.int32)
+        workspace = torch.empty(entries, dtype=torch.int32)
     indices = out if out is not None else torch.empty(chosen, dtype=torch.int32)
-    assert indices.numel() == chosen and (listed is None or scratch.numel() >= listed.numel())
+    assert indices.numel() == chosen and (listed is None or workspace.numel() >= listed.numel())
     passed, smallest = (I64 * scopes)(), torch.empty(scopes)
     native.lib().tw_select_scopes(
         x.data_ptr(), scopes, int64s(bounds), int64s(ks),
         # An empty tensor has no address, but an empty list of candidates is one.
-        None if listed is None else listed.data_ptr() or scratch.data_ptr(),
-        listed.numel() if listed is not None else 0, scratch.data_ptr(), scratch.numel(), indices.data_ptr(), passed,
-        smallest.data_ptr(), native.threads(),
+        None if listed is None else listed.data_ptr() or workspace.data_ptr(),
+        listed.numel() if listed is not None else 0, workspace.data_ptr(), workspace.numel(), indices.data_ptr(),
+        passed, smallest.data_ptr(), native.threads(),
     )  # fmt: skip
     return indices if out is not None else indices.to(torch.int64) & 0xFFFFFFFF, list(passed), smallest
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.exchange import reduce_flat
 from thinwire.engine.layout import Layout
 from thinwire.engine.protocols import Aggregator, Clock
@@ -125,20 +125,20 @@ class PowerSGDMean:
         self._layout: Layout | None = None
         self._saved_error: dict[str, Tensor] = {}
 
-    def mean(self, turn: Turn, grad: Tensor) -> Tensor:
+    def mean(self, context: ExchangeContext, grad: Tensor) -> Tensor:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         if self._layout is None:
-            self._layout = turn.layout
+            self._layout = context.layout
             if self._saved_error:
-                parts = [self._saved_error[segment.name].reshape(-1) for segment in turn.layout.segments]
+                parts = [self._saved_error[segment.name].reshape(-1) for segment in context.layout.segments]
                 self._state.error_dict[0] = torch.cat(parts).to(grad.device)
-        assert self._layout == turn.layout, "powersgd: the set of parameters with gradients changed"
-        mean: Tensor = self._hook(self._state, _WholeModel(grad, [weight.shape for weight in turn.weights])).wait()
+        assert self._layout == context.layout, "powersgd: the set of parameters with gradients changed"
+        mean: Tensor = self._hook(self._state, _WholeModel(grad, [weight.shape for weight in context.weights])).wait()
         self.clock.compressing += time.perf_counter() - start - (self.net.traffic.seconds - on_wire)
         return mean
 
-    def reduce(self, turn: Turn, parts: Sequence[Tensor]) -> None:
-        reduce_flat(self, turn, parts)
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
+        reduce_flat(self, context, parts)
 
     def _error(self) -> dict[str, Tensor]:
         error = self._state.error_dict.get(0)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import Scout
+from thinwire.engine.hints import TopKHint
 from thinwire.engine.named_state import NamedState
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import accumulate
@@ -30,41 +30,41 @@ class StatefulMemory:
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.state = NamedState(*self.kinds, dtype=dtype)
 
-    def applied(self, turn: Turn) -> tuple[float, ...]:
+    def applied(self, context: ExchangeContext) -> tuple[float, ...]:
         return ()
 
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
         raise AssertionError("every memory says how it compensates")
 
     def _accumulate(
         self,
-        turn: Turn,
+        context: ExchangeContext,
         grad: Gradient,
-        scout: Scout | None,
+        hint: TopKHint | None,
         *,
         with_velocity: bool,
         coded_decay: bool = True,
         ratios: Sequence[float] | None = None,
     ) -> Tensor:  # -> (n,) the residual
-        parts = as_parts(turn.layout, grad)
-        residual = self.state.flat("residual", turn.layout, parts[0].device)
-        velocity = self.state.flat("velocity", turn.layout, parts[0].device) if with_velocity else None
+        parts = as_parts(context.layout, grad)
+        residual = self.state.flat("residual", context.layout, parts[0].device)
+        velocity = self.state.flat("velocity", context.layout, parts[0].device) if with_velocity else None
         found = accumulate(
             parts,
-            turn.segments(with_decay=with_velocity, coded_decay=coded_decay),
+            context.segments(with_decay=with_velocity, coded_decay=coded_decay),
             velocity,
             residual,
-            scout.thresholds if scout else None,
-            scout.capacity if scout else 0,
-            turn.alarm.flag,
-            (scout.room.listing, scout.room.places) if scout is not None and scout.room is not None else None,
+            hint.thresholds if hint else None,
+            hint.capacity if hint else 0,
+            context.alarm.flag,
+            (hint.room.listing, hint.room.places) if hint is not None and hint.room is not None else None,
             ratios,
         )
-        if scout is not None:
-            scout.found = found
+        if hint is not None:
+            hint.found = found
         return residual
 
-    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+    def retain(self, context: ExchangeContext, x: Tensor, accepted: Accepted) -> None:
         return
 
     def forget(self) -> None:
@@ -72,8 +72,8 @@ class StatefulMemory:
             self.ratio.undo()  # an exchange that failed changed copies of the state alone
         self.state.forget()
 
-    def settle(self, turn: Turn, rank: int) -> None:
-        self.state.settle(turn, rank)
+    def commit(self, context: ExchangeContext, rank: int) -> None:
+        self.state.commit(context, rank)
         if self.ratio is not None:
             self.ratio.settled()
 

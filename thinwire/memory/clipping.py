@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import Scout
+from thinwire.engine.hints import TopKHint
 
 
 class LocalClipping:
@@ -27,18 +27,18 @@ class LocalClipping:
         self.threshold = clip_norm * ranks**0.5
         self.retain = inner.retain
         self.watches, self.applied = inner.watches, inner.applied
-        self.forget, self.settle = inner.forget, inner.settle
+        self.forget, self.commit = inner.forget, inner.commit
         self.residual_square_sum = inner.residual_square_sum
         self.leftover = inner.leftover
         self.state_dict = inner.state_dict
         self.load_state_dict = inner.load_state_dict
 
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
-        parts = as_parts(turn.layout, grad)
+    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
+        parts = as_parts(context.layout, grad)
         # In float64, where no finite gradient's norm overflows.
         norms = torch._foreach_norm(list(parts), 2, dtype=torch.float64)
         factor = (self.threshold / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
         factor = torch.where(torch.isnan(factor), 1.0, factor)  # the nan is found where it is, and not everywhere
         torch._foreach_mul_(list(parts), factor.to(parts[0].dtype))
-        x: Tensor = self.inner.compensate(turn, parts, scout)
+        x: Tensor = self.inner.compensate(context, parts, hint)
         return x

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient
-from thinwire.engine.hints import Scout
+from thinwire.engine.hints import TopKHint
 from thinwire.engine.payloads import Accepted
 from thinwire.memory.base import StatefulMemory
 
@@ -16,8 +16,8 @@ class ErrorFeedback(StatefulMemory):
 
     kinds = ("residual",)
 
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
-        return self._accumulate(turn, grad, scout, with_velocity=False)
+    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
+        return self._accumulate(context, grad, hint, with_velocity=False)
 
-    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+    def retain(self, context: ExchangeContext, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)  # x is the residual itself

@@ -5,18 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_flat, as_parts
-from thinwire.engine.hints import Scout
+from thinwire.engine.hints import TopKHint
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import zero_at
 from thinwire.memory.base import StatefulMemory
 from thinwire.memory.rates import RateRatio
 
 
-def apply_momentum(turn: Turn, velocity: Tensor, grad: Tensor) -> None:  # (n,) float32 both, changed in place
+def apply_momentum(
+    context: ExchangeContext, velocity: Tensor, grad: Tensor
+) -> None:  # (n,) float32 both, changed in place
     """velocity = m velocity + grad; grad becomes the velocity, or grad + m velocity for Nesterov: SGD's own update."""
-    for span, hyper in turn.runs():
+    for span, hyper in context.runs():
         if hyper.momentum:
             velocity[span].mul_(hyper.momentum).add_(grad[span])
             if hyper.nesterov:
@@ -34,9 +36,9 @@ class Velocity(StatefulMemory):
     kinds = ("velocity",)
     watches = False
 
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
         flat = as_flat(grad)
-        apply_momentum(turn, self.state.flat("velocity", turn.layout, flat.device), flat)
+        apply_momentum(context, self.state.flat("velocity", context.layout, flat.device), flat)
         return flat
 
 
@@ -69,25 +71,25 @@ class MomentumCorrection(StatefulMemory):
         self.masking, self.direct = masking, direct
         self.ratio = RateRatio() if rescaling else None
 
-    def applied(self, turn: Turn) -> tuple[float, ...]:
+    def applied(self, context: ExchangeContext) -> tuple[float, ...]:
         if not self.direct:
             return ()
-        rows = zip(turn.layout.segments, turn.hypers, strict=True)
+        rows = zip(context.layout.segments, context.hypers, strict=True)
         shares = tuple(hyper.steady_decay if segment.coded else 0.0 for segment, hyper in rows)
         return shares if any(shares) else ()
 
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
+    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
         ratios = None
         if self.ratio is not None:
-            residual = self.state.flat("residual", turn.layout, as_parts(turn.layout, grad)[0].device)
-            ratios = self.ratio.begin(turn, residual)
+            residual = self.state.flat("residual", context.layout, as_parts(context.layout, grad)[0].device)
+            ratios = self.ratio.begin(context, residual)
         coded_decay = not (self.direct and self.masking)
-        return self._accumulate(turn, grad, scout, with_velocity=True, coded_decay=coded_decay, ratios=ratios)
+        return self._accumulate(context, grad, hint, with_velocity=True, coded_decay=coded_decay, ratios=ratios)
 
-    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+    def retain(self, context: ExchangeContext, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
         if self.ratio is not None:
             self.ratio.end(x)
         if self.masking and accepted.sent is not None:
             sent = accepted.sent if self.ratio is None else self.ratio.that_moved(accepted.sent)
-            zero_at(self.state.flat("velocity", turn.layout, x.device), sent)
+            zero_at(self.state.flat("velocity", context.layout, x.device), sent)

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import Scout
+from thinwire.engine.hints import TopKHint
 from thinwire.engine.named_state import NamedState
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import watch
@@ -20,21 +20,21 @@ class NoMemory:
     state = NamedState()
     watches = True
 
-    def applied(self, turn: Turn) -> tuple[float, ...]:
+    def applied(self, context: ExchangeContext) -> tuple[float, ...]:
         return ()
 
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Gradient:
-        if turn.alarm.flag is not None:
-            watch(as_parts(turn.layout, grad), turn.alarm.flag)
+    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Gradient:
+        if context.alarm.flag is not None:
+            watch(as_parts(context.layout, grad), context.alarm.flag)
         return grad
 
-    def retain(self, turn: Turn, x: Gradient, accepted: Accepted) -> None:
+    def retain(self, context: ExchangeContext, x: Gradient, accepted: Accepted) -> None:
         return
 
     def forget(self) -> None:
         return
 
-    def settle(self, turn: Turn, rank: int) -> None:
+    def commit(self, context: ExchangeContext, rank: int) -> None:
         return
 
     def residual_square_sum(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 
 
 class RateRatio:
@@ -24,9 +24,9 @@ class RateRatio:
         previous = self.rates.get(name, 0.0)
         return previous / rate if previous and rate else 1.0
 
-    def begin(self, turn: Turn, error: Tensor) -> list[float]:  # (n,) float32
+    def begin(self, context: ExchangeContext, error: Tensor) -> list[float]:  # (n,) float32
         """Return every segment's ratio, and remember the current rates."""
-        pairs = list(zip(turn.layout.segments, turn.hypers, strict=True))
+        pairs = list(zip(context.layout.segments, context.hypers, strict=True))
         self._held = [(segment.span, error[segment.span].clone()) for segment, hyper in pairs if hyper.lr == 0]
         ratios = [self.rescale(segment.name, hyper.lr) for segment, hyper in pairs]
         for segment, hyper in pairs:

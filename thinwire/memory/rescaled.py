@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import Scout
+from thinwire.engine.hints import TopKHint
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import error_step
 from thinwire.memory.base import StatefulMemory
@@ -30,15 +30,17 @@ class RescaledError(StatefulMemory):
         self.momentum_moved = momentum_moved
         self.ratio = RateRatio()
 
-    def compensate(self, turn: Turn, grad: Gradient, scout: Scout | None = None) -> Tensor:
-        parts = as_parts(turn.layout, grad)
-        residual = self.state.flat("residual", turn.layout, parts[0].device)
-        ratios = self.ratio.begin(turn, residual)
-        moved = self.momentum_moved and any(hyper.momentum for hyper in turn.hypers)
-        velocity = self.state.flat("velocity", turn.layout, parts[0].device) if moved else None
-        error_step(parts, turn.segments(with_decay=self.momentum_moved), ratios, velocity, residual, turn.alarm.flag)
+    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
+        parts = as_parts(context.layout, grad)
+        residual = self.state.flat("residual", context.layout, parts[0].device)
+        ratios = self.ratio.begin(context, residual)
+        moved = self.momentum_moved and any(hyper.momentum for hyper in context.hypers)
+        velocity = self.state.flat("velocity", context.layout, parts[0].device) if moved else None
+        error_step(
+            parts, context.segments(with_decay=self.momentum_moved), ratios, velocity, residual, context.alarm.flag
+        )
         return residual
 
-    def retain(self, turn: Turn, x: Tensor, accepted: Accepted) -> None:
+    def retain(self, context: ExchangeContext, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)
         self.ratio.end(x)

@@ -86,7 +86,7 @@ class Method:
         return Layout.of(entries, [shape.numel() for name, _, shape in model if self.is_coded(name, shape)])
 
     @property
-    def merges_alike(self) -> bool:
+    def bucket_independent(self) -> bool:
         """Whether a tensor's result is the same whichever tensors share its exchange; scales of int8 and int4 values
         are shared."""
         return getattr(self, "values", "fp32") not in ("int8", "int4")

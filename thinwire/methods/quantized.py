@@ -80,7 +80,7 @@ class TernGrad(Method):
         return Ternarize(self.clip_sigma, self.share_scaler, self.seed, whole_model=self.whole_model)
 
     @property
-    def merges_alike(self) -> bool:
+    def bucket_independent(self) -> bool:
         return self.scaler == "tensor"
 
 

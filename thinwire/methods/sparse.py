@@ -16,7 +16,7 @@ from thinwire.engine.exchange import Exchange
 from thinwire.engine.local_gradients import LOCAL_MODES
 from thinwire.engine.protocols import Aggregator
 from thinwire.engine.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup, Schedule
-from thinwire.engine.workspace import Scratch
+from thinwire.engine.workspace import Workspace
 from thinwire.memory import ErrorFeedback, MomentumCorrection
 from thinwire.methods.base import Method, clipped
 from thinwire.methods.options import (
@@ -46,7 +46,7 @@ def _momentum_memory(method: DGC | GTopK, corrected: bool) -> MomentumCorrection
 
 def _codec(method: DGC | GradientDropping) -> SparseCodec:
     # Where buckets may share an exchange, entries must not wait because of what they share it with.
-    return SparseCodec(method.values, method.indices, holds_any=method.merges_alike and not method.whole_model)
+    return SparseCodec(method.values, method.indices, holds_any=method.bucket_independent and not method.whole_model)
 
 
 def _check_corrected(method: DGC | GTopK) -> None:
@@ -161,11 +161,11 @@ class DGC(Method):
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         memory = _momentum_memory(self, self.momentum_correction)
         warmup = _schedule(self.warmup, ExponentialWarmup)
-        scratch = Scratch()
-        compressor = TopK(self.density, warmup, self.scope, self.selection == "sampled", scratch)
-        collective = AllGather(self.codec, scratch)
+        workspace = Workspace()
+        compressor = TopK(self.density, warmup, self.scope, self.selection == "sampled", workspace)
+        collective = AllGather(self.codec, workspace)
         clipping = clipped(memory, self.clip_norm, net)
-        return Exchange(clipping, compressor, collective, net, whole_model=self.whole_model, scratch=scratch)
+        return Exchange(clipping, compressor, collective, net, whole_model=self.whole_model, workspace=workspace)
 
     @property
     def whole_model(self) -> bool:
@@ -240,10 +240,10 @@ class GTopK(Method):
                 f"gtopk: {option} needs the momentum of torch.optim.SGD, and this is another optimizer; leave it out",
             )
         memory = clipped(_momentum_memory(self, corrected), self.clip_norm, net)
-        scratch = Scratch()
-        compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), "model", scratch=scratch)
-        collective = GlobalTopK(SparseCodec(self.values, self.indices), scratch)
-        return Exchange(memory, compressor, collective, net, whole_model=self.whole_model, scratch=scratch)
+        workspace = Workspace()
+        compressor = TopK(self.density, _schedule(self.warmup, ListedWarmup), "model", workspace=workspace)
+        collective = GlobalTopK(SparseCodec(self.values, self.indices), workspace)
+        return Exchange(memory, compressor, collective, net, whole_model=self.whole_model, workspace=workspace)
 
     @property
     def whole_model(self) -> bool:
@@ -328,11 +328,11 @@ class GradientDropping(Method):
         corrected = self.momentum_correction
         residual = MomentumCorrection(masking=False, dtype=kept, direct=False) if corrected else ErrorFeedback(kept)
         memory = clipped(residual, self.clip_norm, net)
-        scratch = Scratch()
-        compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), self.scope, scratch=scratch)
-        collective = AllGather(self.codec, scratch)
+        workspace = Workspace()
+        compressor = TopK(self.density, _schedule(self.warmup, DropRatioWarmup), self.scope, workspace=workspace)
+        collective = AllGather(self.codec, workspace)
         return Exchange(
-            memory, compressor, collective, net, whole_model=self.whole_model, local=self.local, scratch=scratch
+            memory, compressor, collective, net, whole_model=self.whole_model, local=self.local, workspace=workspace
         )
 
     @property

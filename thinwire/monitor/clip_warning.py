@@ -22,7 +22,7 @@ SENTENCE = (
 )
 
 
-class ChangeWatch:
+class ClipAfterExchangeWarning:
     """Compares torch's version counters of the gradients: after the backward pass, and before the optimizer's step.
 
     Warns once, and only looks at the first steps, so it costs nothing later on.

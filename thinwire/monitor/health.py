@@ -29,7 +29,7 @@ import torch
 
 from thinwire.engine.context import Probe
 from thinwire.methods import Method
-from thinwire.transport import Net, aside
+from thinwire.transport import Net, overhead
 
 MODES = (None, "warn", "densify")
 WINDOW, BOUND = 3, 5.0
@@ -97,7 +97,7 @@ class Guard:
 
     def conclude(self, probe: Probe, net: Net, density: float | None) -> None:
         """Put the ranks' numbers together and decide; ``density`` is the one of this step, None where there is none."""
-        with aside(net):
+        with overhead(net):
             rows = [frame.cpu().clone().view(torch.float64) for frame in net.all_gather(probe.as_bytes())]
         total = rows[0].clone()
         for row in rows[1:]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.transport import Net, aside
+from thinwire.transport import Net, overhead
 
 SAMPLE_EVERY = 50  # steps
 MIN_PROBE, MAX_PROBE = 1 << 10, 1 << 16  # bytes; in between half a step's frames, so that 2 % are never exceeded
@@ -54,7 +54,7 @@ class Pace:
         return None
 
 
-class Pacer:
+class StragglerMonitor:
     """Takes the samples; all ranks call ``sample`` after the same steps."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Pacer:
         now_s = time.perf_counter()
         mine = [waited_s - self._waited_s, now_s - self._since_s, (handed - self._handed) / SAMPLE_EVERY]
         net.stage = "compare ranks' pace"
-        with aside(net):
+        with overhead(net):
             everybody = _gather(net, mine)
             waited, window_s = tuple(row[0] for row in everybody), max(row[1] for row in everybody)
             block_s: tuple[float, ...] = ()

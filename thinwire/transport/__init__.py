@@ -3,18 +3,18 @@
 A ``Net`` moves uint8 frames (and, for the dense methods, float vectors). It knows nothing about what is inside them.
 """
 
-from thinwire.transport.net import GroupNet, Meanwhile, Net, Traffic, aside
+from thinwire.transport.net import GroupNet, Net, OverlapWith, Traffic, overhead
 from thinwire.transport.processes import BystanderNet, TorchNet
 from thinwire.transport.threads import ThreadNet, ThreadWorld
 
 __all__ = [
     "BystanderNet",
     "GroupNet",
-    "Meanwhile",
     "Net",
+    "OverlapWith",
     "ThreadNet",
     "ThreadWorld",
     "TorchNet",
     "Traffic",
-    "aside",
+    "overhead",
 ]

@@ -54,7 +54,7 @@ class _Verdict:
     text: str
 
 
-class Lookout:
+class FailureDetector:
     """One rank's view of the others. ``store`` is the group's; ranks are global ones, as the user knows them."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Lookout:
         self._end()
 
 
-def lookout_of(group: dist.ProcessGroup, device: torch.device, timeout_s: float | None) -> Lookout:
+def failure_detector_of(group: dist.ProcessGroup, device: torch.device, timeout_s: float | None) -> FailureDetector:
     """A lookout on the members of a group, with a connection to its store that nobody else waits on.
 
     A collective call: the ranks agree on a token, because torchrun can keep a store, with old notes, over restarts.
@@ -129,7 +129,9 @@ def lookout_of(group: dist.ProcessGroup, device: torch.device, timeout_s: float 
         store_host = None if agents else 0
     ranks = dist.get_process_group_ranks(group)
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-    return Lookout(dist.PrefixStore(f"thinwire/{int(token):x}", store), dist.get_rank(), ranks, timeout_s, store_host)
+    return FailureDetector(
+        dist.PrefixStore(f"thinwire/{int(token):x}", store), dist.get_rank(), ranks, timeout_s, store_host
+    )
 
 
 def reason_of(error: Exception) -> str:

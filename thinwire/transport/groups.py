@@ -31,10 +31,10 @@ def timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | N
 _spare: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], list[Any]]] = weakref.WeakKeyDictionary()
 
 
-def own_net(parent: TorchNet, members: Sequence[int] | None = None) -> TorchNet:
+def acquire_group(parent: TorchNet, members: Sequence[int] | None = None) -> TorchNet:
     """Return a group of the parent's members (rising ranks inside the parent; None: all of them) for our use alone.
 
-    All ranks of the parent must call this, and ``give_back``, in the same order.
+    All ranks of the parent must call this, and ``release_group``, in the same order.
     """
     ranks = _global_ranks(parent, members)
     spare = _spare.setdefault(parent.group, {}).get(tuple(ranks))
@@ -44,8 +44,8 @@ def own_net(parent: TorchNet, members: Sequence[int] | None = None) -> TorchNet:
     return TorchNet(group, parent.compute_device)
 
 
-def give_back(parent: TorchNet, net: TorchNet, members: Sequence[int] | None = None) -> None:
-    """Keep what ``own_net`` returned, with nothing under way on it, for the next call."""
+def release_group(parent: TorchNet, net: TorchNet, members: Sequence[int] | None = None) -> None:
+    """Keep what ``acquire_group`` returned, with nothing under way on it, for the next call."""
     spare = _spare.setdefault(parent.group, {}).setdefault(tuple(_global_ranks(parent, members)), [])
     spare.append(None if isinstance(net, BystanderNet) else net.group)
 

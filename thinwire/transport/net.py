@@ -26,7 +26,7 @@ class Traffic:
     sent: int = 0
     received: int = 0
     seconds: float = 0.0
-    aside: int = 0
+    overhead: int = 0
 
     def count(self, handed: int, sent: int, received: int) -> None:
         self.handed += handed
@@ -34,7 +34,7 @@ class Traffic:
         self.received += received
 
 
-Meanwhile = Callable[[], object] | None
+OverlapWith = Callable[[], object] | None
 """Work of a rank's own that has to be done anyway, and costs nothing while the link is what everybody waits for."""
 
 
@@ -51,12 +51,12 @@ class Net(Protocol):
         ...
 
     def all_gather(
-        self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False, meanwhile: Meanwhile = None
+        self, frame: Tensor, room: Tensor | None = None, pairwise: bool = False, overlap_with: OverlapWith = None
     ) -> list[Tensor]:
         """Everybody's frames, (B,) uint8 with the same B everywhere; ``room`` is memory that may be used for them,
         ``meanwhile`` is done while they travel.
 
-        Gloo holds all of them a second time while it gathers. With ``by_rounds``, which all ranks then say, long frames
+        Gloo holds all of them a second time while it gathers. With ``pairwise``, which all ranks then say, long frames
         go from rank to rank instead: the same bytes on every link, without that memory.
         """
         ...
@@ -76,7 +76,7 @@ class Net(Protocol):
         """
         ...
 
-    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, meanwhile: Meanwhile = None) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, overlap_with: OverlapWith = None) -> Tensor:
         """Give a frame, (B,) uint8, and get the peer's, (B,); ``room`` is memory that may be used for that."""
         ...
 
@@ -96,14 +96,14 @@ class GroupNet(Net, Protocol):
 
 
 @contextmanager
-def aside(net: Net) -> Iterator[None]:
+def overhead(net: Net) -> Iterator[None]:
     """What is done here is no gradient of a step (a measurement, a method that is left, an agreement): its bytes are
     counted apart, so that those of the exchanges, their seconds and the compression ratio belong together."""
     before, traffic = replace(net.traffic), net.traffic
     try:
         yield
     finally:
-        traffic.aside += traffic.sent - before.sent
+        traffic.overhead += traffic.sent - before.sent
         traffic.handed, traffic.sent, traffic.received = before.handed, before.sent, before.received
         traffic.seconds = before.seconds
 
@@ -125,11 +125,11 @@ class Counted:
         finally:
             self.traffic.seconds += time.perf_counter() - start
 
-    def _wait(self, works: Sequence[Any], meanwhile: Meanwhile) -> None:
+    def _wait(self, works: Sequence[Any], overlap_with: OverlapWith) -> None:
         """Return when all are done, or one has failed; ``meanwhile`` is done first, and is no time on the wire."""
         start = time.perf_counter()
-        if meanwhile is not None:
-            meanwhile()
+        if overlap_with is not None:
+            overlap_with()
             self.traffic.seconds -= time.perf_counter() - start
         for work in works:  # after a failure the wire refuses further exchanges: nobody waits for the rest
             work.wait()

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from thinwire.errors import ExchangeError
 from thinwire.transport.device_time import DeviceSpans, mark
-from thinwire.transport.failures import Lookout, reason_of
-from thinwire.transport.net import Counted, Meanwhile
+from thinwire.transport.failures import FailureDetector, reason_of
+from thinwire.transport.net import Counted, OverlapWith
 
-ROUNDS_FROM = 1 << 16  # bytes: messages of this length may go round by round on Gloo
+PAIRWISE_FROM = 1 << 16  # bytes: messages of this length may go round by round on Gloo
 
 
 def _all_gather_single(output: Tensor, tensor: Tensor, group: dist.ProcessGroup) -> Any:
@@ -31,7 +31,7 @@ class TorchNet(Counted):
     which rank is missing.
     """
 
-    lookout: Lookout | None = None
+    failure_detector: FailureDetector | None = None
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         super().__init__()
@@ -64,18 +64,18 @@ class TorchNet(Counted):
 
     def _call(self, work: Callable[[], Any], peer: int | None = None) -> None:
         """Do what waits for other ranks; ``peer`` is the only one of them, where it is only one."""
-        if self.lookout is not None:
-            self.lookout.begin(self.stage)
+        if self.failure_detector is not None:
+            self.failure_detector.begin(self.stage)
         try:
             self._timed(work)
         except RuntimeError as error:
-            if self.lookout is None:
+            if self.failure_detector is None:
                 raise ExchangeError(f"stage '{self.stage}' failed: {reason_of(error)}", stage=self.stage) from None
             known = dist.get_global_rank(self.group, peer) if peer is not None else None
-            raise self.lookout.explain(error, self.stage, known) from None
+            raise self.failure_detector.explain(error, self.stage, known) from None
         finally:
-            if self.lookout is not None:
-                self.lookout.finish()
+            if self.failure_detector is not None:
+                self.failure_detector.finish()
 
     def to_wire(self, tensor: Tensor) -> Tensor:
         if tensor.device == self.device:
@@ -87,40 +87,40 @@ class TorchNet(Counted):
         return tensor.to(self.device)
 
     def all_gather(
-        self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False, meanwhile: Meanwhile = None
+        self, frame: Tensor, room: Tensor | None = None, pairwise: bool = False, overlap_with: OverlapWith = None
     ) -> list[Tensor]:
         self._count_all_gather(frame.numel())
         frame = self.to_wire(frame)
         if self.size == 1:
-            self._timed(lambda: self._wait([], meanwhile))
+            self._timed(lambda: self._wait([], overlap_with))
             return [frame]
         nbytes = self.size * frame.numel()
         out = room if room is not None else torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         frames = list(out.view(self.size, -1))
-        if by_rounds and self._goes_by_rounds(frame.numel()):
+        if pairwise and self._goes_pairwise(frame.numel()):
             frames[self.rank].copy_(frame)
-            for _ in self._by_rounds(lambda to: frame, frames.__getitem__, meanwhile):
+            for _ in self._pairwise(lambda to: frame, frames.__getitem__, overlap_with):
                 pass
         else:
-            self._call(lambda: self._wait([_all_gather_single(out, frame, self.group)], meanwhile))
+            self._call(lambda: self._wait([_all_gather_single(out, frame, self.group)], overlap_with))
         return frames
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
-        if not self._goes_by_rounds(frame.numel()):
+        if not self._goes_pairwise(frame.numel()):
             yield from enumerate(self.all_gather(frame))
             return
         self._count_all_gather(frame.numel())
         frame = self.to_wire(frame)
         yield self.rank, frame
         other = room[: frame.numel()] if room is not None else torch.empty_like(frame)
-        for source in self._by_rounds(lambda to: frame, lambda source: other):
+        for source in self._pairwise(lambda to: frame, lambda source: other):
             yield source, other
 
     def all_to_all(self, frames: Sequence[Tensor], nbytes: Sequence[int], room: Tensor | None = None) -> list[Tensor]:
         sizes = [frame.numel() for frame in frames]
         self._count_all_to_all(sizes, nbytes)
-        if self._goes_by_rounds(max(*sizes, *nbytes)):
-            return self._all_to_all_by_rounds(frames, nbytes, room)
+        if self._goes_pairwise(max(*sizes, *nbytes)):
+            return self._all_to_all_pairwise(frames, nbytes, room)
         outgoing = self.to_wire(torch.cat(list(frames)))
         if self.size == 1:
             return [outgoing]
@@ -128,7 +128,7 @@ class TorchNet(Counted):
         self._call(lambda: dist.all_to_all_single(incoming, outgoing, list(nbytes), sizes, group=self.group))
         return list(incoming.split(list(nbytes)))
 
-    def _all_to_all_by_rounds(
+    def _all_to_all_pairwise(
         self, frames: Sequence[Tensor], nbytes: Sequence[int], room: Tensor | None
     ) -> list[Tensor]:
         others = [0 if rank == self.rank else size for rank, size in enumerate(nbytes)]
@@ -136,15 +136,15 @@ class TorchNet(Counted):
             room = torch.empty(sum(others), dtype=torch.uint8)
         incoming = list(room[: sum(others)].split(others))
         incoming[self.rank] = self.to_wire(frames[self.rank])
-        for _ in self._by_rounds(lambda to: self.to_wire(frames[to]), incoming.__getitem__):
+        for _ in self._pairwise(lambda to: self.to_wire(frames[to]), incoming.__getitem__):
             pass
         return incoming
 
-    def _goes_by_rounds(self, nbytes: int) -> bool:
-        return self.device.type == "cpu" and self.size > 1 and nbytes >= ROUNDS_FROM
+    def _goes_pairwise(self, nbytes: int) -> bool:
+        return self.device.type == "cpu" and self.size > 1 and nbytes >= PAIRWISE_FROM
 
-    def _by_rounds(
-        self, outgoing: Callable[[int], Tensor], incoming: Callable[[int], Tensor], meanwhile: Meanwhile = None
+    def _pairwise(
+        self, outgoing: Callable[[int], Tensor], incoming: Callable[[int], Tensor], overlap_with: OverlapWith = None
     ) -> Iterator[int]:
         """Send outgoing(r) to every other rank r and take what r sends into incoming(r), where they are not empty;
         yields r when that is there.
@@ -157,23 +157,25 @@ class TorchNet(Counted):
             both = (dist.isend, outgoing(to), to), (dist.irecv, incoming(source), source)
             operations = [operation for operation in both if operation[1].numel()]
             if operations:
-                self._point_to_point(*operations, meanwhile=meanwhile if distance == 1 else None)
+                self._point_to_point(*operations, overlap_with=overlap_with if distance == 1 else None)
             yield source
 
-    def _point_to_point(self, *operations: tuple[Callable[..., Any], Tensor, int], meanwhile: Meanwhile = None) -> None:
+    def _point_to_point(
+        self, *operations: tuple[Callable[..., Any], Tensor, int], overlap_with: OverlapWith = None
+    ) -> None:
         # Gloo sends a message when the receiver has said that it is ready, and that word queues behind what it sends to
         # the same rank itself: with receives posted last, two ranks that swap frames send one after the other.
         ordered = sorted(operations, key=lambda operation: operation[0] is not dist.irecv)
         batch = [dist.P2POp(op, tensor, group=self.group, group_peer=peer) for op, tensor, peer in ordered]
         peers = {peer for _, _, peer in operations}
         only = peers.pop() if len(peers) == 1 else None
-        self._call(lambda: self._wait(dist.batch_isend_irecv(batch), meanwhile), peer=only)
+        self._call(lambda: self._wait(dist.batch_isend_irecv(batch), overlap_with), peer=only)
 
-    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, meanwhile: Meanwhile = None) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, overlap_with: OverlapWith = None) -> Tensor:
         self.traffic.count(frame.numel(), frame.numel(), frame.numel())
         frame = self.to_wire(frame)
         other = room if room is not None else torch.empty_like(frame)
-        self._point_to_point((dist.isend, frame, peer), (dist.irecv, other, peer), meanwhile=meanwhile)
+        self._point_to_point((dist.isend, frame, peer), (dist.irecv, other, peer), overlap_with=overlap_with)
         return other
 
     def send(self, peer: int, frame: Tensor) -> None:

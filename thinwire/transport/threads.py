@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.transport.net import Counted, Meanwhile
+from thinwire.transport.net import Counted, OverlapWith
 
 GRACE_S = 5.0  # for threads that were told to end
 
@@ -29,7 +29,7 @@ class ThreadWorld:
         self._baton = threading.Lock() if one_at_a_time else None
         self._patience_s = timeout_s * size if one_at_a_time else timeout_s  # the others may compute one after another
         self._barrier = threading.Barrier(size)
-        self._gate, self._next = threading.Condition(), 0
+        self._skipper, self._next = threading.Condition(), 0
         self._slots: list[Any] = [None] * size
         self._mail: dict[tuple[int, int], Queue[Tensor | None]] = {
             (a, b): Queue() for a in range(size) for b in range(size)
@@ -71,21 +71,21 @@ class ThreadWorld:
     @contextmanager
     def turn(self, rank: int) -> Iterator[None]:
         """Let the ranks through the block one at a time, in the order of their numbers."""
-        with self._resting(), self._gate:
+        with self._resting(), self._skipper:
             while self._next != rank:
-                if self._barrier.broken or not self._gate.wait(self._patience_s):
+                if self._barrier.broken or not self._skipper.wait(self._patience_s):
                     raise threading.BrokenBarrierError
         try:
             yield
         finally:
-            with self._gate:
+            with self._skipper:
                 self._next = (rank + 1) % self.size
-                self._gate.notify_all()
+                self._skipper.notify_all()
 
     def _abort(self) -> None:
         self._barrier.abort()
-        with self._gate:
-            self._gate.notify_all()
+        with self._skipper:
+            self._skipper.notify_all()
         for box in self._mail.values():
             box.put(None)
 
@@ -132,10 +132,10 @@ class ThreadNet(Counted):
         return tensor
 
     def all_gather(
-        self, frame: Tensor, room: Tensor | None = None, by_rounds: bool = False, meanwhile: Meanwhile = None
+        self, frame: Tensor, room: Tensor | None = None, pairwise: bool = False, overlap_with: OverlapWith = None
     ) -> list[Tensor]:
         self._count_all_gather(frame.numel())
-        self._timed(lambda: self._wait([], meanwhile))
+        self._timed(lambda: self._wait([], overlap_with))
         return [other.clone() for other in self.world.share(self.rank, frame.clone())]
 
     def gather_each(self, frame: Tensor, room: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -148,9 +148,9 @@ class ThreadNet(Counted):
         assert [frame.numel() for frame in incoming] == list(nbytes), "all_to_all: a frame has an unexpected length"
         return incoming
 
-    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, meanwhile: Meanwhile = None) -> Tensor:
+    def swap(self, peer: int, frame: Tensor, room: Tensor | None = None, overlap_with: OverlapWith = None) -> Tensor:
         self.send(peer, frame)
-        self._timed(lambda: self._wait([], meanwhile))
+        self._timed(lambda: self._wait([], overlap_with))
         return self.receive(peer, frame.numel())
 
     def send(self, peer: int, frame: Tensor) -> None:

@@ -46,7 +46,7 @@ def exchanged_rows(method: Method, buckets: Sequence[Rows]) -> list[tuple[Rows, 
     """
     if method.whole_model:
         return [([row for rows in buckets for row in rows], len(buckets) - 1)] if buckets else []
-    if method.merges_alike:
+    if method.bucket_independent:
         return [(rows, place) for place, rows in enumerate(buckets)]
     model = sorted((row[1], row, place) for place, rows in enumerate(buckets) for row in rows)  # by ordinal
     groups = [[model[i] for i in reversed(group)] for group in fixed_groups([row[2].numel() for _, row, _ in model])]

@@ -125,11 +125,11 @@ def predict(
 ) -> Prediction:
     """Predict a step; every host is a machine of its own and computes as fast as the measured one.
 
-    Where buckets may travel together (``Method.merges_alike``) the better of two ways is taken: all of them alone, or
-    all in one exchange after backward.
+    Where buckets may travel together (``Method.bucket_independent``) the better of two ways is taken: all of them
+    alone, or all in one exchange after backward.
     """
     together = (Bucket(work.buckets[-1].ready_s, tuple(row for bucket in work.buckets for row in bucket.rows)),)
-    merges = method.merges_alike and not isinstance(method, (Dense, Noop))
+    merges = method.bucket_independent and not isinstance(method, (Dense, Noop))
     ways = [work.buckets, together] if merges else [work.buckets]
     return min((_predict(method, work, way, link, cost, hosts, overlap) for way in ways), key=lambda one: one.step_s)
 

@@ -143,15 +143,15 @@ def _write_entries(
 
 
 @triton.jit
-def _add_checksum(frame, num_words, scratch, BLOCK: tl.constexpr):
+def _add_checksum(frame, num_words, workspace, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     counted = (i < num_words) & (i != 8)
     word = tl.load(frame + i, mask=counted, other=0).to(tl.uint32, bitcast=True)
     position = tl.where(i < 8, i, i - 1).to(tl.uint32)
     mixed = tl.where(counted, mix(mix(position) ^ word), 0)
-    tl.atomic_add(scratch, tl.sum(mixed, axis=0).to(tl.int32, bitcast=True))
-    if tl.atomic_add(scratch + 1, 1) == tl.num_programs(0) - 1:  # the last one writes the sum
-        tl.store(frame + 8, tl.atomic_add(scratch, 0))
+    tl.atomic_add(workspace, tl.sum(mixed, axis=0).to(tl.int32, bitcast=True))
+    if tl.atomic_add(workspace + 1, 1) == tl.num_programs(0) - 1:  # the last one writes the sum
+        tl.store(frame + 8, tl.atomic_add(workspace, 0))
 
 
 def encode_rice_frame(
@@ -227,8 +227,8 @@ def _launch(
     frame = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     words = frame.view(torch.int32)
     # Two counters that must be zero, then the sums.
-    scratch = torch.zeros(2 + _TRIED * num_blocks, dtype=torch.int32, device=device)
-    sums = scratch[2:]
+    workspace = torch.zeros(2 + _TRIED * num_blocks, dtype=torch.int32, device=device)
+    sums = workspace[2:]
     if tail.numel():
         start = 4 * _HEADER_WORDS
         frame[start : start + 4 * tail.numel()].view(torch.float32).copy_(tail)
@@ -240,11 +240,11 @@ def _launch(
     grid = (num_blocks,)
     _sum_quotients[grid](indices, count, sums, smallest, num_blocks, tried, _BLOCK)
     _write_entries[grid](
-        words, header, flag if flag is not None else scratch, indices, values, count, sums, smallest, num_blocks,
+        words, header, flag if flag is not None else workspace, indices, values, count, sums, smallest, num_blocks,
         _HEADER_WORDS + tail.numel(), budget_nbytes // 4, VALUE_CODES[coding], tried, _BLOCK,
         triton.next_power_of_2(num_blocks),
     )  # fmt: skip
-    _add_checksum[(triton.cdiv(words.numel(), 4096),)](words, words.numel(), scratch, 4096)
+    _add_checksum[(triton.cdiv(words.numel(), 4096),)](words, words.numel(), workspace, 4096)
     return frame
 
 

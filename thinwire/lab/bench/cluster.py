@@ -66,7 +66,7 @@ def check_method(method: str) -> None:
 
 def merged_by_measurement(method: thinwire.Method) -> bool:
     """Whether thinwire.edges.bucket_fusion chooses which buckets of this method travel together."""
-    return method.name not in ("noop", "dense") and method.merges_alike and not method.whole_model
+    return method.name not in ("noop", "dense") and method.bucket_independent and not method.whole_model
 
 
 def at_once(model: str, hosts: int) -> int:

@@ -28,7 +28,7 @@ from thinwire.lab.bench.peers import PEERS, wrapped
 from thinwire.lab.bench.rows import percentiles
 from thinwire.lab.bench.turns import order_of, shares_of
 from thinwire.transport import TorchNet
-from thinwire.transport.groups import own_net
+from thinwire.transport.groups import acquire_group
 
 WARMUP, FEWEST = 2, 4  # steps; the latter of all rounds together
 SETTLING = 4  # further steps of a wire that compresses: what it learns from its first steps is then in use
@@ -89,7 +89,7 @@ class Host:
     def profile(self) -> Profile:
         """What the predictions are made from, measured before any row."""
         model, optimizer, wire = self.fresh("noop")
-        net = own_net(TorchNet(model.process_group, torch.device("cpu")))
+        net = acquire_group(TorchNet(model.process_group, torch.device("cpu")))
         specs = dict.fromkeys(split_merging(method)[0] for method in self.job.methods)
         known = [thinwire.parse_method(spec) for spec in specs if spec not in PEERS]
         found = measure_profile(
@@ -102,7 +102,7 @@ class Host:
         """One row a method, noop first: all of them are set up, and then take turns step by step."""
         lanes = [Lane(self, method) for method in methods]
         for lane in lanes:
-            lane.settle()
+            lane.commit()
             say(self.rank, {"settled": lane.method})
         longest = self._slowest([lane.timer.seconds[-1] for lane in lanes[1:]])
         steps, rounds = self.job.steps, self.job.rounds
@@ -148,7 +148,7 @@ class Lane:
         self.processor_s, self.nbytes = 0.0, 0
         self._before = self.wire.snapshot(residual_norm=False) if self.wire is not None else None
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         compresses = self.wire is not None and self.wire.method.name not in ("noop", "dense")
         late = self.method.startswith("powersgd")  # its first steps are plain all-reduces, and say nothing of the later
         for _ in range(WARMUP + (SETTLING if compresses else 1 if late else 0)):

@@ -12,10 +12,10 @@ from thinwire.codecs import SignsCodec, SparseCodec, TernaryCodec
 from thinwire.codecs.frame import open_frame, read_heads
 from thinwire.codecs.indices import take_rice
 from thinwire.compressors import BlockSigns, Ternarize, TopK
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Accepted
-from thinwire.engine.workspace import Scratch
+from thinwire.engine.workspace import Workspace
 from thinwire.lab.bench.rows import Row, commit, hardware, measure, measure_on_gpu, percentiles, today
 from thinwire.memory import MomentumCorrection, RescaledError
 
@@ -38,8 +38,8 @@ class Bench:
         self.copy_s = measure(lambda i: other.copy_(self.gradients[i % 3]), device, repeats)
         self.byte_ms = percentiles(self.copy_s)[1] / (8 * numel)
 
-    def turn(self, step: int) -> Turn:
-        return Turn(self.layout, step, (Hyper(lr=0.1, momentum=0.9),), (self.gradients[0],))
+    def context(self, step: int) -> ExchangeContext:
+        return ExchangeContext(self.layout, step, (Hyper(lr=0.1, momentum=0.9),), (self.gradients[0],))
 
     def gradient(self, step: int) -> Tensor:
         return self.gradients[step % 3]
@@ -84,18 +84,18 @@ class Bench:
     # Each of these returns one step; i counts steps.
 
     def dgc(self) -> Work:
-        scratch = Scratch()
-        memory, compressor, codec = MomentumCorrection(masking=True), TopK(DENSITY, scratch=scratch), SparseCodec()
+        workspace = Workspace()
+        memory, compressor, codec = MomentumCorrection(masking=True), TopK(DENSITY, workspace=workspace), SparseCodec()
         tail = torch.zeros(0, device=self.device)
 
         def step(i: int) -> Tensor:
-            turn = self.turn(i)
-            scratch.begin()
-            scout = compressor.scout(turn, self.device)
-            x = memory.compensate(turn, [self.gradient(i)], scout)
-            payload = compressor.compress(turn, x, None, 0, scout)
-            frame = codec.encode(turn, payload, tail, scratch=scratch)
-            memory.retain(turn, x, Accepted(payload, tail, sent=payload.indices))
+            context = self.context(i)
+            workspace.begin()
+            hint = compressor.hint(context, self.device)
+            x = memory.compensate(context, [self.gradient(i)], hint)
+            payload = compressor.compress(context, x, None, 0, hint)
+            frame = codec.encode(context, payload, tail, workspace=workspace)
+            memory.retain(context, x, Accepted(payload, tail, sent=payload.indices))
             return frame
 
         return step
@@ -120,8 +120,10 @@ class Bench:
         tail = torch.zeros(0, device=self.device)
 
         def step(i: int) -> Tensor:
-            turn = self.turn(i)
-            return codec.encode(turn, compressor.compress(turn, self.gradient(i), None, 0), tail, with_scales=True)
+            context = self.context(i)
+            return codec.encode(
+                context, compressor.compress(context, self.gradient(i), None, 0), tail, with_scales=True
+            )
 
         return step
 
@@ -144,11 +146,11 @@ class Bench:
         tail = torch.zeros(0, device=self.device)
 
         def step(i: int) -> Tensor:
-            turn = self.turn(i)
-            x = memory.compensate(turn, [self.gradient(i)])
-            payload = compressor.compress(turn, x, None, 0)
-            frame = codec.encode(turn, payload, tail)
-            memory.retain(turn, x, Accepted(payload, tail))
+            context = self.context(i)
+            x = memory.compensate(context, [self.gradient(i)])
+            payload = compressor.compress(context, x, None, 0)
+            frame = codec.encode(context, payload, tail)
+            memory.retain(context, x, Accepted(payload, tail))
             return frame
 
         return step
@@ -170,20 +172,20 @@ class Bench:
         return step
 
     def frames(self) -> list[Tensor]:
-        tail, turn, frames = torch.zeros(0, device=self.device), self.turn(0), []
+        tail, context, frames = torch.zeros(0, device=self.device), self.context(0), []
         for rank in range(FRAMES):
             x = self.gradients[rank % 3] if rank < 3 else self.gradients[rank % 3].roll(rank)
-            payload = TopK(DENSITY).compress(turn, x, None, rank)
-            frames.append(SparseCodec().encode_finished(turn, payload, tail))
+            payload = TopK(DENSITY).compress(context, x, None, rank)
+            frames.append(SparseCodec().encode_finished(context, payload, tail))
         return frames
 
     def decode_on_gpu(self) -> Work:
         """What the device does of it: checksums, decoding with all checks, adding; the host only reads two answers."""
-        turn, frames = self.turn(0), self.frames()
+        context, frames = self.context(0), self.frames()
         out = torch.zeros(self.numel, device=self.device)
         streams, values = [], []
         for frame, head in zip(frames, read_heads(frames), strict=True):
-            header, body = open_frame(frame, turn, "sparse", self.numel, 0, self.device, "bench", head)
+            header, body = open_frame(frame, context, "sparse", self.numel, 0, self.device, "bench", head)
             values.append(body.take_floats(header.count, "values"))
             streams.append(take_rice(header.count, header.parameter, body))
 
@@ -196,16 +198,18 @@ class Bench:
         return step
 
     def decode(self) -> Work:
-        codec, turn, k = SparseCodec(), self.turn(0), max(1, round(DENSITY * self.numel))
+        codec, context, k = SparseCodec(), self.context(0), max(1, round(DENSITY * self.numel))
         frames = self.frames()
         out = torch.empty(self.numel, device=self.device)
         # The zeroing of the output is part of every dense gradient as well; it is not counted here.
         out.zero_()
-        places = [Scratch().take(k, torch.int32, self.device) for _ in frames]
+        places = [Workspace().take(k, torch.int32, self.device) for _ in frames]
         rooms = [(place, None) for place in places if place is not None] or None  # only the native kernels use them
 
         def step(i: int) -> None:
-            parts = codec.decode_all(turn, [(frame, "bench") for frame in frames], self.numel, k, 0, self.device, rooms)
+            parts = codec.decode_all(
+                context, [(frame, "bench") for frame in frames], self.numel, k, 0, self.device, rooms
+            )
             kernels.scatter_add([out], [0], [(part.indices, part.values) for part, _ in parts], 1.0 / FRAMES)
 
         return step

@@ -12,7 +12,7 @@ from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import HEADER_NBYTES, _frame_checksum
 from thinwire.codecs.indices import INDEX_CODES
 from thinwire.codecs.values import VALUE_CODES, value_sections_nbytes
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.lab.bench.rows import commit, hardware, measure, percentiles, today
@@ -54,22 +54,24 @@ def entropy_bits(density: float) -> float:
 
 
 def wire_rows(numel: int, densities: list[float]) -> list[WireRow]:
-    turn = Turn(Layout.of([("gradient", 0, numel, True)]), 0, (Hyper(),))
+    context = ExchangeContext(Layout.of([("gradient", 0, numel, True)]), 0, (Hyper(),))
     rows = []
     for density in densities:
         generator = torch.Generator().manual_seed(0)
         k = max(1, round(density * numel))
         indices = torch.randperm(numel, generator=generator)[:k].sort().values
         payload = Sparse(indices, torch.randn(k, generator=generator), numel, k)
-        rows += [_row(SparseCodec(values, coding), turn, payload) for values in VALUE_CODES for coding in INDEX_CODES]
+        rows += [
+            _row(SparseCodec(values, coding), context, payload) for values in VALUE_CODES for coding in INDEX_CODES
+        ]
     return rows
 
 
-def _row(codec: SparseCodec, turn: Turn, payload: Sparse) -> WireRow:
+def _row(codec: SparseCodec, context: ExchangeContext, payload: Sparse) -> WireRow:
     host, tail, numel, k = torch.device("cpu"), torch.zeros(0), payload.numel, payload.capacity
-    frame = codec.encode(turn, payload, tail)
-    encode = measure(lambda i: codec.encode(turn, payload, tail), host, repeats=5, warmup=1)
-    decode = measure(lambda i: codec.decode(turn, frame, numel, k, 0, host, "bench"), host, repeats=5, warmup=1)
+    frame = codec.encode(context, payload, tail)
+    encode = measure(lambda i: codec.encode(context, payload, tail), host, repeats=5, warmup=1)
+    decode = measure(lambda i: codec.decode(context, frame, numel, k, 0, host, "bench"), host, repeats=5, warmup=1)
     check = percentiles(measure(lambda i: _frame_checksum(frame), host, repeats=15, warmup=3))[1]
     encode_ms, decode_ms = percentiles(encode)[1], percentiles(decode)[1]
     value_bytes = sum(value_sections_nbytes(codec.values, k))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.engine.context import Hyper, Turn
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import memory_flat
 from thinwire.lab.recipes.events import Histogram, Histograms
 from thinwire.methods import Method, TernGrad
@@ -67,22 +67,22 @@ def histograms(
 def _terngrad(method: TernGrad, gradients: dict[str, Tensor], step: int, net: Net) -> dict[str, dict[str, Tensor]]:
     """The compressor is pure: the same gradient, step and rank give what the exchange sent."""
     layout = method.layout([(name, place, g.shape) for place, (name, g) in enumerate(gradients.items())])
-    turn = Turn(layout, step, (Hyper(),) * len(gradients))
+    context = ExchangeContext(layout, step, (Hyper(),) * len(gradients))
     x = torch.cat(
         [memory_flat(gradients[segment.name]).to(torch.float32) for segment in layout.coded] or [torch.zeros(0)]
     )
     compressor = method.compressor()
-    limits = compressor.limits(turn, x)
+    limits = compressor.limits(context, x)
     clipped: dict[str, Tensor] = {}
     for place, segment in enumerate(layout.coded):
         part: Any = x[segment.span]
         clipped[segment.name] = part if limits is None else part.clamp(-limits[place], limits[place])
     if compressor.whole_model:
         return {"clipped": clipped}
-    agreed = compressor.measure(turn, x)
+    agreed = compressor.measure(context, x)
     if agreed is not None:
         net.all_reduce(agreed, largest=True)
-    values = compressor.compress(turn, x, agreed, net.rank).values()
+    values = compressor.compress(context, x, agreed, net.rank).values()
     return {"clipped": clipped, "ternary": {segment.name: values[segment.span] for segment in layout.coded}}
 
 

@@ -25,7 +25,7 @@ from thinwire.lab.recipes.events import Breakdown, Epoch, Halted, Outcome, Progr
 from thinwire.lab.recipes.histograms import GradientTap, histograms
 from thinwire.lab.recipes.tally import Clock, Tally, tally
 from thinwire.transport import GroupNet, TorchNet
-from thinwire.transport.failures import Lookout
+from thinwire.transport.failures import FailureDetector
 
 CHECK_EVERY_S = 0.25
 NUM_LINES = 100  # "steps" lines of a run, or fewer: they are at least LEAST_LINE_STEPS apart
@@ -100,13 +100,13 @@ class Training:
     def _attached(self) -> Any:
         assert isinstance(self.model, DistributedDataParallel)
         wire = thinwire.attach(self.model, self.optimizer, self.method)
-        self._use(wire.lookout)
+        self._use(wire.failure_detector)
         return wire
 
-    def _use(self, lookout: Lookout | None) -> None:
+    def _use(self, failure_detector: FailureDetector | None) -> None:
         """Who is missing shall also be known where the workers agree on anything but gradients."""
         if isinstance(self.net, TorchNet):
-            self.net.lookout = lookout
+            self.net.failure_detector = failure_detector
 
     # ---------------------------------------------------------------------------------------------- going through
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.edges.optimizer import OptimizerView
-from thinwire.engine.context import Turn
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.layout import memory_flat
 from thinwire.engine.local_gradients import average_parameters
@@ -47,7 +47,7 @@ class ThreadWire:
         self.aggregator = method.aggregator(net, sgd)
         rows = [(name, place, p.shape) for place, (name, p) in enumerate(self.parameters.items())]
         groups: list[tuple[int, ...]] = [tuple(range(len(rows)))]
-        if not method.merges_alike and not self.aggregator.whole_model:
+        if not method.bucket_independent and not self.aggregator.whole_model:
             groups = fixed_groups([p.numel() for p in self.parameters.values()])
         self.layouts = [method.layout([rows[place] for place in sorted(group)], model=rows) for group in groups]
         self.numel = sum(layout.numel for layout in self.layouts)
@@ -62,8 +62,8 @@ class ThreadWire:
         for layout in self.layouts:
             names = [segment.name for segment in layout.segments]
             weights = tuple(self.parameters[name] for name in names)
-            turn = Turn(layout, self.steps, tuple(self.view.hypers(weights)), weights)
-            self.aggregator.reduce(turn, [self._part(name, self.parameters[name].grad) for name in names])
+            context = ExchangeContext(layout, self.steps, tuple(self.view.hypers(weights)), weights)
+            self.aggregator.reduce(context, [self._part(name, self.parameters[name].grad) for name in names])
         self.steps += 1
 
     def _part(self, name: str, grad: Tensor | None) -> Tensor:  # any shape -> (numel,)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.frame import HEADER_NBYTES, Header, as_bytes, build, frame_size, header_words, open_frame
+from thinwire.codecs.frame import HEADER_NBYTES, Decoded, Header, as_bytes, build, frame_size, header_words, open_frame
+from thinwire.engine.alarm import QUIET, Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.payloads import Signs, SignsOf, Ternary, TernaryDraw
 from thinwire.errors import FrameError
@@ -23,7 +24,9 @@ def count_elements(blocks: Runs) -> int:
     return sum(length * count for length, count in blocks)
 
 
-def _header(context: ExchangeContext, kind: str, numel: int, count: int, tail: Tensor, parameter: int = 0) -> Header:
+def _header(
+    context: ExchangeContext, kind: str, numel: int, count: int, tail: Tensor, alarm: Alarm, parameter: int = 0
+) -> Header:
     return Header(
         kind,
         numel,
@@ -32,7 +35,7 @@ def _header(context: ExchangeContext, kind: str, numel: int, count: int, tail: T
         context.layout.fingerprint,
         context.step,
         parameter=parameter,
-        alarm=context.alarm.rings,
+        alarm=alarm.rings,
     )
 
 
@@ -54,10 +57,11 @@ class SignsCodec:
         tail: Tensor,
         nbytes: int | None = None,
         out: Tensor | None = None,
+        alarm: Alarm = QUIET,
     ) -> Tensor:
-        header = _header(context, "signs", payload.numel, payload.scales.numel(), tail)
+        header = _header(context, "signs", payload.numel, payload.scales.numel(), tail, alarm)
         bits = payload.packed if isinstance(payload, Signs) else payload
-        return build(header, [as_bytes(tail), as_bytes(payload.scales), bits], nbytes, context.alarm.flag, out)
+        return build(header, [as_bytes(tail), as_bytes(payload.scales), bits], nbytes, alarm.flag, out)
 
     def decode(
         self,
@@ -68,7 +72,7 @@ class SignsCodec:
         tail: int,
         device: torch.device,
         origin: str,
-    ) -> tuple[Signs, Tensor]:
+    ) -> Decoded[Signs]:
         numel = count_elements(blocks)
         header, body = open_frame(frame, context, "signs", numel, tail, device, origin)
         _check_count(origin, header.count, num_scales)
@@ -76,7 +80,7 @@ class SignsCodec:
         scales = body.take_floats(num_scales, "scales")
         packed = body.take(-(-numel // 8), "sign bits")
         body.finish()
-        return Signs(packed, scales, blocks), tail_values
+        return Decoded(Signs(packed, scales, blocks), tail_values, header.alarm)
 
 
 class TernaryCodec:
@@ -92,9 +96,10 @@ class TernaryCodec:
         tail: Tensor,
         with_scales: bool,
         out: Tensor | None = None,
+        alarm: Alarm = QUIET,
     ) -> Tensor:
         scales = payload.scales if with_scales else payload.scales[:0]
-        header = _header(context, "ternary", payload.numel, scales.numel(), tail)
+        header = _header(context, "ternary", payload.numel, scales.numel(), tail, alarm)
         trits: Tensor | TernaryDraw
         if isinstance(payload, Ternary):
             trits = payload.packed
@@ -102,11 +107,11 @@ class TernaryCodec:
             body = self.nbytes(payload.numel, scales.numel(), tail.numel()) - HEADER_NBYTES
             return encode_ternary_frame(
                 header_words(header, body), tail, scales.numel(), payload.parts, payload.scales, payload.keys,
-                payload.limits, payload.counters, context.alarm.flag,
+                payload.limits, payload.counters, alarm.flag,
             )  # fmt: skip
         else:
             trits = payload
-        return build(header, [as_bytes(tail), as_bytes(scales), trits], flag=context.alarm.flag, out=out)
+        return build(header, [as_bytes(tail), as_bytes(scales), trits], flag=alarm.flag, out=out)
 
     def decode(
         self,
@@ -117,7 +122,7 @@ class TernaryCodec:
         tail: int,
         device: torch.device,
         origin: str,
-    ) -> tuple[Ternary, Tensor]:
+    ) -> Decoded[Ternary]:
         numel = count_elements(blocks)
         header, body = open_frame(frame, context, "ternary", numel, tail, device, origin)
         num_scales = count_blocks(blocks) if shared is None else 0
@@ -128,7 +133,7 @@ class TernaryCodec:
         if packed.numel() and int(packed.max()) >= 243:
             raise FrameError(f"bad frame from {origin}: a byte of trits is above 242")
         body.finish()
-        return Ternary(packed, scales if shared is None else shared, blocks), tail_values
+        return Decoded(Ternary(packed, scales if shared is None else shared, blocks), tail_values, header.alarm)
 
 
 def level_bits(ranks: int) -> int:
@@ -166,11 +171,12 @@ class LevelsCodec:
         tail: Tensor,
         nbytes: int,
         out: Tensor | None = None,
+        alarm: Alarm = QUIET,
     ) -> Tensor:
         """The frame of the sums of N packed vectors of ``numel`` trits."""
         bits = level_bits(len(frames))
-        header = _header(context, "levels", numel, 0, tail, parameter=bits)
-        return build(header, [as_bytes(tail), _TritSums(frames, numel, bits)], nbytes, context.alarm.flag, out)
+        header = _header(context, "levels", numel, 0, tail, alarm, parameter=bits)
+        return build(header, [as_bytes(tail), _TritSums(frames, numel, bits)], nbytes, alarm.flag, out)
 
     def decode_mean(
         self,
@@ -181,8 +187,8 @@ class LevelsCodec:
         parts: Sequence[Tensor],
         scales: Tensor,
         origin: str,
-    ) -> Tensor:  # vectors of float32, one scale each -> (tail,) float32
-        """Write scale * level / N to the parts; return the tail."""
+    ) -> Decoded[None]:  # vectors of float32, one scale each -> (tail,) float32
+        """Write scale * level / N to the parts; what is returned has the tail."""
         numel, bits = sum(part.numel() for part in parts), level_bits(ranks)
         header, body = open_frame(frame, context, "levels", numel, tail, scales.device, origin)
         _check_count(origin, header.count, 0)
@@ -193,7 +199,7 @@ class LevelsCodec:
         body.finish()
         if not write_levels(parts, scales, packed, bits, ranks):
             raise FrameError(f"bad frame from {origin}: a level is above {2 * ranks}")
-        return tail_values
+        return Decoded(None, tail_values, header.alarm)
 
 
 class FloatsCodec:
@@ -209,16 +215,17 @@ class FloatsCodec:
         tail: Tensor,
         nbytes: int | None = None,
         out: Tensor | None = None,
+        alarm: Alarm = QUIET,
     ) -> Tensor:
-        header = _header(context, "dense", values.numel(), 0, tail)
-        return build(header, [as_bytes(tail), as_bytes(values)], nbytes, context.alarm.flag, out)
+        header = _header(context, "dense", values.numel(), 0, tail, alarm)
+        return build(header, [as_bytes(tail), as_bytes(values)], nbytes, alarm.flag, out)
 
     def decode(
         self, context: ExchangeContext, frame: Tensor, numel: int, tail: int, device: torch.device, origin: str
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Decoded[Tensor]:
         header, body = open_frame(frame, context, "dense", numel, tail, device, origin)
         _check_count(origin, header.count, 0)
         tail_values = body.take_floats(tail, "dense tail")
         values = body.take_floats(numel, "values")
         body.finish()
-        return values, tail_values
+        return Decoded(values, tail_values, header.alarm)

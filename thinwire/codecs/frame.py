@@ -10,7 +10,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,17 @@ _FLAGS_AT = 15
 _STEP_AT = 24
 
 KINDS = {"sparse": 1, "signs": 2, "ternary": 3, "levels": 4, "dense": 5}
+
+
+Content = TypeVar("Content")
+
+
+class Decoded(NamedTuple, Generic[Content]):
+    """What a frame says: its coded part, its dense tail, (t,) float32, and whether its sender's alarm rings."""
+
+    content: Content
+    tail: Tensor
+    alarm: bool
 
 
 @dataclass(frozen=True)
@@ -240,7 +251,5 @@ def open_frame(
     )
     computed = head.checksum if head is not None else int(_frame_checksum(frame))
     check(computed == sum_, "its checksum does not match")
-    if flags and context.alarm.heard_from is None:
-        context.alarm.heard_from = origin
-    header = Header(kind, numel_, count, tail_, layout, step, index_code, value_code, parameter)
+    header = Header(kind, numel_, count, tail_, layout, step, index_code, value_code, parameter, alarm=bool(flags))
     return header, Body(frame[HEADER_NBYTES : HEADER_NBYTES + body_nbytes].to(device), origin)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.frame import (
+    Decoded,
     Head,
     Header,
     as_bytes,
@@ -31,6 +32,7 @@ from thinwire.codecs.indices import (
     take_rice,
 )
 from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, value_sections_nbytes
+from thinwire.engine.alarm import QUIET, Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.payloads import Sparse, Spread
 from thinwire.engine.workspace import BACK, FRONT, Workspace
@@ -75,6 +77,7 @@ class SparseCodec:
         tail: Tensor,
         within_budget: bool = False,
         workspace: Workspace | None = None,
+        alarm: Alarm = QUIET,
     ) -> Tensor:  # -> (nbytes,) uint8
         """Encode; entries that do not fit into the budget are left out, the smallest first.
 
@@ -89,7 +92,7 @@ class SparseCodec:
         budget = self._budget(numel, k, payload.spread)
         on_device = self.indices == "rice" and 0 < indices.numel() <= _DEVICE_ENTRIES and on_gpu(values.device)
         if on_device and not within_budget:
-            return self._encode_on_device(context, payload, tail, budget)
+            return self._encode_on_device(context, payload, tail, budget, alarm)
         nbytes, device = self.nbytes(numel, k, tail.numel(), payload.spread), values.device
         workspace = workspace or Workspace()
         frame = workspace.take(nbytes, torch.uint8, device, BACK)
@@ -103,36 +106,43 @@ class SparseCodec:
         header = Header(
             kind="sparse", numel=numel, count=indices.numel(), tail=tail.numel(), layout=context.layout.fingerprint,
             step=context.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
-            parameter=plan.parameter, alarm=context.alarm.rings,
+            parameter=plan.parameter, alarm=alarm.rings,
         )  # fmt: skip
         codes = workspace.take(values.numel() if self.values == "int8" else 0, torch.int8, device, BACK)
         sections = [as_bytes(tail), *encode_values(self.values, values, codes), *plan.sections()]
-        frame = build(header, sections, nbytes, context.alarm.flag, frame)
+        frame = build(header, sections, nbytes, alarm.flag, frame)
         workspace.release(mark, BACK)
         return frame
 
     def encode_finished(
-        self, context: ExchangeContext, payload: Sparse, tail: Tensor, workspace: Workspace | None = None
+        self,
+        context: ExchangeContext,
+        payload: Sparse,
+        tail: Tensor,
+        workspace: Workspace | None = None,
+        alarm: Alarm = QUIET,
     ) -> Tensor:  # -> (nbytes,) uint8
         """A frame that is complete, at the price of a wait for the device."""
-        frame = self.encode(context, payload, tail, workspace=workspace)
-        return frame if is_finished(frame) else self.encode(context, payload, tail, within_budget=True)
+        frame = self.encode(context, payload, tail, workspace=workspace, alarm=alarm)
+        return frame if is_finished(frame) else self.encode(context, payload, tail, within_budget=True, alarm=alarm)
 
     def says_all(self, frame: Tensor, payload: Sparse) -> bool:
         """Whether a finished frame of ours decodes to the payload bit for bit: fp32 values, none of them left out."""
         return self.values == "fp32" and entries_of(frame) == payload.indices.numel()
 
-    def _encode_on_device(self, context: ExchangeContext, payload: Sparse, tail: Tensor, budget: int) -> Tensor:
+    def _encode_on_device(
+        self, context: ExchangeContext, payload: Sparse, tail: Tensor, budget: int, alarm: Alarm
+    ) -> Tensor:
         numel, k, count = payload.numel, payload.capacity, payload.indices.numel()
         header = Header(
             kind="sparse", numel=numel, count=count, tail=tail.numel(), layout=context.layout.fingerprint,
             step=context.step, index_code=INDEX_CODES[self.indices], value_code=VALUE_CODES[self.values],
-            alarm=context.alarm.rings,
+            alarm=alarm.rings,
         )  # fmt: skip
         fields = struct.unpack("<9I", pack_header(header, 4 * tail.numel()))
         return encode_rice_frame(
             self.nbytes(numel, k, tail.numel(), payload.spread), fields, tail, payload.indices, payload.values,
-            self.values, rice_best(numel, count), budget, context.alarm.flag,
+            self.values, rice_best(numel, count), budget, alarm.flag,
         )  # fmt: skip
 
     def room(self, payload: Sparse, workspace: Workspace, end: int = FRONT) -> Room | None:
@@ -156,7 +166,7 @@ class SparseCodec:
         device: torch.device,
         origin: str,
         room: Room | None = None,
-    ) -> tuple[Sparse, Tensor]:
+    ) -> Decoded[Sparse]:
         """Return the entries and the dense tail of a frame, or raise FrameError."""
         rooms = [room] if room is not None else None
         return self.decode_all(context, [(frame, origin)], numel, capacity, tail, device, rooms)[0]
@@ -170,7 +180,7 @@ class SparseCodec:
         tail: int,
         device: torch.device,
         rooms: Sequence[Room] | None = None,
-    ) -> list[tuple[Sparse, Tensor]]:
+    ) -> list[Decoded[Sparse]]:
         """``decode`` several frames, each with its origin; Rice coded indices of all of them in one call.
 
         ``rooms``, one a frame, are where the native kernels put Rice coded indices and 8-bit values. Values of 32 bits,
@@ -183,7 +193,7 @@ class SparseCodec:
             heads = read_heads(tensors)
         indices: dict[int, Tensor] = {}  # by the frame's place
         streams: dict[int, RiceStream] = {}
-        floats: list[tuple[Tensor, Tensor]] = []  # values and tail
+        floats: list[tuple[Tensor, Tensor, bool]] = []  # values, tail, alarm
         for place, (frame, head, (_, origin)) in enumerate(zip(tensors, heads, frames, strict=True)):
             header, body = open_frame(frame, context, "sparse", numel, tail, device, origin, head)
             for name, code, names in (
@@ -197,7 +207,8 @@ class SparseCodec:
             tail_values = body.take_floats(tail, "dense tail")
             room = rooms[place][1] if rooms is not None else None
             room = room[: header.count] if room is not None else None
-            floats.append((decode_values(_VALUE_NAMES[header.value_code], header.count, body, room), tail_values))
+            values = decode_values(_VALUE_NAMES[header.value_code], header.count, body, room)
+            floats.append((values, tail_values, header.alarm))
             coding = _INDEX_NAMES[header.index_code]
             if coding == "rice":
                 streams[place] = take_rice(header.count, header.parameter, body)
@@ -208,4 +219,7 @@ class SparseCodec:
         for place, (found, fault) in zip(streams, rice_indices(list(streams.values()), numel, outs), strict=True):
             check_rice(streams[place], found, fault, numel, frames[place][1])
             indices[place] = found
-        return [(Sparse(indices[place], values, numel, capacity), rest) for place, (values, rest) in enumerate(floats)]
+        return [
+            Decoded(Sparse(indices[place], values, numel, capacity), rest, alarm)
+            for place, (values, rest, alarm) in enumerate(floats)
+        ]

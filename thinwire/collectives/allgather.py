@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,16 +12,11 @@ from torch import Tensor
 from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import is_finished
 from thinwire.collectives.stateless import StatelessCollective
+from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.payloads import (
-    Accepted,
-    Sparse,
-    SparseResult,
-    WrittenResult,
-    add_entries,
-    clear,
-    write_tail,
-)
+from thinwire.engine.payloads import Accepted, Sparse
+from thinwire.engine.protocols import Collected
+from thinwire.engine.results import Base, SparseResult, WrittenResult, add_entries, write_tail
 from thinwire.engine.workspace import BACK, Workspace
 from thinwire.transport import Net
 
@@ -37,7 +31,6 @@ class AllGather(StatelessCollective):
     memory.
     """
 
-    adds_applied: ClassVar[bool] = True
     codec: SparseCodec
     workspace: Workspace = field(default_factory=Workspace, compare=False)
 
@@ -45,29 +38,38 @@ class AllGather(StatelessCollective):
         return 1
 
     def mean(
-        self, context: ExchangeContext, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
-    ) -> tuple[SparseResult | WrittenResult, Accepted]:
+        self,
+        context: ExchangeContext,
+        payload: Sparse,
+        tail: Tensor,
+        net: Net,
+        base: Base,
+        alarm: Alarm,
+        into: Sequence[Tensor] | None = None,
+    ) -> Collected:
         device, behind = payload.values.device, self.workspace.mark(BACK)
-        frame = net.to_wire(self.codec.encode(context, payload, tail, workspace=self.workspace))
+        frame = net.to_wire(self.codec.encode(context, payload, tail, workspace=self.workspace, alarm=alarm))
         if not is_finished(frame):
-            frame = self.codec.encode(context, payload, tail, within_budget=True)
+            frame = self.codec.encode(context, payload, tail, within_budget=True, alarm=alarm)
         # The payload is in the frame: its memory is free for everybody's.
         self.workspace.release(0)
         received = self.workspace.take(net.size * frame.numel(), torch.uint8, device)
-        clearing = partial(clear, context, into) if into is not None else None
-        frames = net.all_gather(frame, received, pairwise=True, overlap_with=clearing)
+        write_base = partial(base.write, context, into) if into is not None else None
+        frames = net.all_gather(frame, received, pairwise=True, overlap_with=write_base)
         if received is not None and frames[0].data_ptr() == received.data_ptr():
             self.workspace.release(behind, BACK)
         named = [(frame, f"rank {rank}") for rank, frame in enumerate(frames)]
         if into is not None:
-            return self._add_to(context, payload, tail, net, named, into)
+            return self._add_to(context, payload, tail, net, named, alarm, into)
         decoded = self.codec.decode_all(context, named, payload.numel, payload.capacity, tail.numel(), device)
         total = torch.zeros_like(tail)
-        for _, dense in decoded:
-            total.add_(dense)
-        everybody = [sparse for sparse, _ in decoded]
-        mine = everybody[net.rank]
-        return SparseResult(everybody, total, net.size), Accepted(mine, tail, sent=mine.indices)
+        for one in decoded:
+            total.add_(one.tail)
+        payloads = [one.content for one in decoded]
+        mine = payloads[net.rank]
+        alarm = alarm.heard((origin, one.alarm) for (_, origin), one in zip(named, decoded, strict=True))
+        result = SparseResult(payloads, total, net.size, base)
+        return Collected(result, Accepted(mine, tail, sent=mine.indices), alarm)
 
     def _add_to(
         self,
@@ -76,8 +78,9 @@ class AllGather(StatelessCollective):
         tail: Tensor,
         net: Net,
         frames: Sequence[tuple[Tensor, str]],
+        alarm: Alarm,
         into: Sequence[Tensor],
-    ) -> tuple[WrittenResult, Accepted]:
+    ) -> Collected:
         """Add the mean to what lies where it is to go, a few frames after the other; if one of them is bad, a part is
         there."""
         others = min(_AT_ONCE, net.size if net.size > _AT_ONCE else net.size - 1)
@@ -94,11 +97,12 @@ class AllGather(StatelessCollective):
                 context, [frames[rank] for rank in ranks], payload.numel, payload.capacity, tail.numel(), tail.device,
                 known if len(known) == len(chosen) else None,
             )  # fmt: skip
-            for _, dense in decoded:
-                total.add_(dense)
+            for one in decoded:
+                total.add_(one.tail)
             if net.rank in ranks:
-                own = decoded[net.rank - first][0]
-            add_entries(context.layout, into, [sparse for sparse, _ in decoded], net.size)
+                own = decoded[net.rank - first].content
+            alarm = alarm.heard((frames[rank][1], one.alarm) for rank, one in zip(ranks, decoded, strict=True))
+            add_entries(context.layout, into, [one.content for one in decoded], net.size)
         write_tail(context.layout, into, total, net.size)
         assert own is not None, "this rank's frame is one of them"
-        return WrittenResult(into), Accepted(own, tail, sent=own.indices)
+        return Collected(WrittenResult(into), Accepted(own, tail, sent=own.indices), alarm)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,8 +22,11 @@ from torch import Tensor
 from thinwire.codecs import SignsCodec, SparseCodec
 from thinwire.codecs.sparse import Room
 from thinwire.collectives.stateless import StatelessCollective
+from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.payloads import Accepted, Signs, Sparse, SparseResult, clear
+from thinwire.engine.payloads import Accepted, Signs, Sparse
+from thinwire.engine.protocols import Collected
+from thinwire.engine.results import Base, SparseResult
 from thinwire.engine.workspace import BACK, FRONT, Workspace
 from thinwire.kernels import Entries, keep_masked, mask_contained, merge_topk, union_add
 from thinwire.transport import Net
@@ -52,10 +54,12 @@ class _Path:
     left, what came in.
     """
 
-    def __init__(self, collective: GlobalTopK, context: ExchangeContext, payload: Sparse, tail: Tensor) -> None:
+    def __init__(
+        self, collective: GlobalTopK, context: ExchangeContext, payload: Sparse, tail: Tensor, alarm: Alarm
+    ) -> None:
         self.collective, self.context, self.workspace = collective, context, collective.workspace
         self.device = payload.values.device
-        self.set = payload
+        self.set, self.alarm = payload, alarm
         room = self.workspace.take(tail.numel(), torch.float32, self.device)
         self.tail = room.copy_(tail) if room is not None else tail.clone()
         self.claims: list[Tensor] = []  # per contributor on this path: the indices of its entries
@@ -89,7 +93,7 @@ class _Path:
         group, the one that ``keeps_credit``, takes it into its residual.
         """
         exact, codec = self.set, self.collective.codec
-        frame = codec.encode_finished(self.context, exact, self.tail, self.workspace)
+        frame = codec.encode_finished(self.context, exact, self.tail, self.workspace, self.alarm)
         if codec.says_all(frame, exact):
             return frame
         # Entries in scratch memory are this exchange's own. Where values travel as they are, those that the frame holds
@@ -117,9 +121,11 @@ class _Path:
 
     def _open(self, frame: Tensor, origin: str, room: Room | None) -> tuple[Sparse, Tensor]:
         numel, capacity = self.set.numel, self.set.capacity
-        return self.collective.codec.decode(
+        decoded = self.collective.codec.decode(
             self.context, frame, numel, capacity, self.tail.numel(), self.device, origin, room
         )
+        self.alarm = self.alarm.heard([(origin, decoded.alarm)])
+        return decoded.content, decoded.tail
 
     def open(self, frame: Tensor, origin: str, end: int = FRONT) -> tuple[Sparse, Tensor]:
         """Decode what came in, into memory from this end."""
@@ -136,7 +142,6 @@ class _Path:
 class GlobalTopK(StatelessCollective):
     """gTopKAllReduce as a butterfly: rank r merges with r xor 1, r xor 2, r xor 4 ..."""
 
-    adds_applied: ClassVar[bool] = True
     codec: SparseCodec
     workspace: Workspace = field(default_factory=Workspace, compare=False)
 
@@ -145,29 +150,36 @@ class GlobalTopK(StatelessCollective):
         return size.bit_length() - 1 + (2 if extras else 0)  # swaps; to a proxy and back
 
     def mean(
-        self, context: ExchangeContext, payload: Sparse, tail: Tensor, net: Net, into: Sequence[Tensor] | None = None
-    ) -> tuple[SparseResult, Accepted]:
+        self,
+        context: ExchangeContext,
+        payload: Sparse,
+        tail: Tensor,
+        net: Net,
+        base: Base,
+        alarm: Alarm,
+        into: Sequence[Tensor] | None = None,
+    ) -> Collected:
         power = 1 << (net.size.bit_length() - 1)  # largest power of two <= size
         extras = net.size - power
-        path = _Path(self, context, payload, tail)
+        path = _Path(self, context, payload, tail, alarm)
         # The first frame's rounding is this rank's own: it is charged with what the frame says.
         behind = self.workspace.mark(BACK)
         frame = path.frame(keeps_credit=False)
         mine = path.set
         swaps = 1 < power > net.rank
         if into is not None and not swaps:
-            clear(context, into)
+            base.write(context, into)
         if net.rank >= power:
             alive = self._through_proxy(path, frame, net, net.rank - power)
         else:
-            alive = self._butterfly(path, frame, net, power, extras, behind, into)
+            alive = self._butterfly(path, frame, net, power, extras, behind, base, into)
         used = _where(mine, alive, path.room)
         accepted = used
         if path.credit.indices.numel():
             credit = Sparse(path.credit.indices, -path.credit.values, mine.numel, mine.capacity)
             accepted = add_sparse(used, credit)
-        result = SparseResult([path.set], path.tail, net.size, cleared=into is not None)
-        return result, Accepted(accepted, tail, sent=used.indices)
+        result = SparseResult([path.set], path.tail, net.size, base if into is None else None)
+        return Collected(result, Accepted(accepted, tail, sent=used.indices), path.alarm)
 
     def _butterfly(
         self,
@@ -177,6 +189,7 @@ class GlobalTopK(StatelessCollective):
         power: int,
         extras: int,
         behind: int,
+        base: Base,
         into: Sequence[Tensor] | None,
     ) -> Tensor:  # -> (k,) bool
         rank, proxy, workspace = net.rank, net.rank < extras, self.workspace
@@ -195,10 +208,10 @@ class GlobalTopK(StatelessCollective):
             peer, before = rank ^ distance, workspace.mark()
             room = workspace.take(frame.numel(), torch.uint8, path.device)
             # In the last swap nobody computes any more: what is done then takes no processor from anybody.
-            clearing = None
+            write_base = None
             if into is not None and 2 * distance == power:
-                clearing = partial(clear, path.context, into)
-            received = net.swap(peer, frame, room, clearing)
+                write_base = partial(base.write, path.context, into)
+            received = net.swap(peer, frame, room, write_base)
             if room is not None and received.data_ptr() == room.data_ptr():
                 workspace.release(behind, BACK)  # the frame has left
             path.merge(*path.open(received, f"rank {peer}", BACK))
@@ -212,7 +225,7 @@ class GlobalTopK(StatelessCollective):
                 net.send(rank + power, frame)
                 no_scales = torch.zeros(0, device=path.tail.device)
                 mask = Signs(path.alive[1], no_scales, ((path.alive[1].numel(), 1),))
-                net.send(rank + power, SignsCodec().encode(path.context, mask, no_scales))
+                net.send(rank + power, SignsCodec().encode(path.context, mask, no_scales, alarm=path.alarm))
         return path.alive[0]
 
     def _through_proxy(self, path: _Path, frame: Tensor, net: Net, proxy: int) -> Tensor:  # -> (k,) bool
@@ -221,5 +234,6 @@ class GlobalTopK(StatelessCollective):
         path.set, tail = path.open(net.receive(proxy, frame.numel()), f"rank {proxy}")
         path.tail.copy_(tail)
         reply = net.receive(proxy, SignsCodec().nbytes(own, 0, 0))
-        mask, _ = SignsCodec().decode(path.context, reply, ((own, 1),), 0, 0, path.tail.device, f"rank {proxy}")
-        return mask.negative
+        decoded = SignsCodec().decode(path.context, reply, ((own, 1),), 0, 0, path.tail.device, f"rank {proxy}")
+        path.alarm = path.alarm.heard([(f"rank {proxy}", decoded.alarm)])
+        return decoded.content.negative

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 
 class StatelessCollective:
     """A collective that keeps nothing between two exchanges."""
-
-    adds_applied: ClassVar[bool] = False
 
     def residual_square_sum(self) -> float:
         return 0.0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.hints import TopKHint
+from thinwire.engine.hints import Candidates
 from thinwire.engine.payloads import Signs, SignsOf
 from thinwire.kernels import Runs, blockwise_sign, on_gpu, sign_scales
 
@@ -36,7 +36,12 @@ class BlockSigns:
         return None
 
     def compress(
-        self, context: ExchangeContext, x: Tensor, agreed: Tensor | None, rank: int, hint: TopKHint | None = None
+        self,
+        context: ExchangeContext,
+        x: Tensor,
+        agreed: Tensor | None,
+        rank: int,
+        candidates: Candidates | None = None,
     ) -> Signs | SignsOf:
         blocks = sum((cut_into_blocks(segment.numel, self.block) for segment in context.layout.coded), ())
         if on_gpu(x.device):  # bits and scales in one pass

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_flat
-from thinwire.engine.hints import TopKHint
+from thinwire.engine.hints import Candidates
 from thinwire.engine.payloads import Signs
 from thinwire.kernels import coins, stream_key
 
@@ -26,7 +26,12 @@ class Sign:
         return None
 
     def compress(
-        self, context: ExchangeContext, x: Gradient, agreed: Tensor | None, rank: int, hint: TopKHint | None = None
+        self,
+        context: ExchangeContext,
+        x: Gradient,
+        agreed: Tensor | None,
+        rank: int,
+        candidates: Candidates | None = None,
     ) -> Signs:
         x = as_flat(x)
         negative = x < 0

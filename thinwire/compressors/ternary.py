@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient
-from thinwire.engine.hints import TopKHint
+from thinwire.engine.hints import Candidates
 from thinwire.engine.payloads import TernaryDraw
 from thinwire.kernels import clipped_scalers, stream_key
 
@@ -61,7 +61,12 @@ class Ternarize:
         return scalers.max()[None] if self.whole_model else scalers
 
     def compress(
-        self, context: ExchangeContext, x: Gradient, agreed: Tensor | None, rank: int, hint: TopKHint | None = None
+        self,
+        context: ExchangeContext,
+        x: Gradient,
+        agreed: Tensor | None,
+        rank: int,
+        candidates: Candidates | None = None,
     ) -> TernaryDraw:
         parts, (measured, self._measured) = self._parts(context, x), (self._measured, None)
         if agreed is not None and measured is not None and measured[0] is context and _same(measured[1], parts):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.compressors.quotas import quotas, spread_of
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.hints import SearchRoom, TopKHint
+from thinwire.engine.hints import Candidates, SearchBuffers, TopKHint
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.engine.schedules import Schedule
@@ -97,7 +97,7 @@ class TopK:
             return None  # its choice would depend on what was carried, and a resumed run would choose differently
         layout = context.layout
         if on_gpu(device):
-            return self._device_scout(context, device)
+            return self._device_hint(context, device)
         if device.type != "cpu":
             return None  # reading a threshold back would make the host wait for the device
         carried = [self._carried.setdefault(name, _Carried()) for name, _ in self.scopes(layout)]
@@ -109,9 +109,9 @@ class TopK:
         k = self.num_entries(context)
         # In a warm-up k is a good part of all elements: there the list may be longer by a quarter of them.
         capacity = min(_Carried.ROOM * k, k + layout.numel // 4) + 256
-        return TopKHint(thresholds, capacity, room=self._room(k, capacity, layout.numel, device))
+        return TopKHint(thresholds, capacity, buffers=self._buffers(k, capacity, layout.numel, device))
 
-    def _room(self, k: int, capacity: int, numel: int, device: torch.device) -> SearchRoom | None:
+    def _buffers(self, k: int, capacity: int, numel: int, device: torch.device) -> SearchBuffers | None:
         if numel >= 1 << 31:
             return None  # 32 bits are too few for its indices
         chosen = self.workspace.take(k, torch.int32, device)
@@ -120,9 +120,9 @@ class TopK:
         places = self.workspace.take(capacity, torch.int32, device)
         if chosen is None or listing is None or places is None:
             return None
-        return SearchRoom(listing, places, chosen, mark)
+        return SearchBuffers(listing, places, chosen, mark)
 
-    def _device_scout(self, context: ExchangeContext, device: torch.device) -> TopKHint | None:
+    def _device_hint(self, context: ExchangeContext, device: torch.device) -> TopKHint | None:
         """A search that keeps its thresholds on the device; none where so many are wanted that it would not help."""
         layout, wanted = context.layout, tuple(self.quotas(context))
         too_much = sum(wanted) > _SEARCHED_DENSITY * layout.coded_numel and layout.numel > _SMALL_LAYOUT
@@ -144,11 +144,16 @@ class TopK:
         return None
 
     def compress(
-        self, context: ExchangeContext, x: Tensor, agreed: Tensor | None, rank: int, hint: TopKHint | None = None
+        self,
+        context: ExchangeContext,
+        x: Tensor,
+        agreed: Tensor | None,
+        rank: int,
+        candidates: Candidates | None = None,
     ) -> Sparse:  # x: (c,) float32
         scopes, ks = self.scopes(context.layout), self.quotas(context)
-        if hint is not None and context.layout in self._searches:
-            return self._payload(context, hint.found.indices, hint.found.values, ks)
+        if candidates is not None and context.layout in self._searches:
+            return self._payload(context, candidates.found.indices, candidates.found.values, ks)
         if self.sampled:
             chosen = [
                 select_sampled(x[span], k, stream_key(0, context.step, rank, name)) + span.start
@@ -156,15 +161,15 @@ class TopK:
             ]
             indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device)
             return self._payload(context, indices, x[indices], ks)
-        found = hint.found if hint is not None else None
+        found = candidates.found if candidates is not None else None
         bounds = [*(span.start for _, span in scopes), x.numel()]
-        room = hint.room if hint is not None else None
-        if room is not None:
-            indices, passed, smallest = select_scopes_into(x, bounds, ks, found, room.chosen, room.listing)
-            self.workspace.release(room.mark)  # all but the indices
+        buffers = candidates.hint.buffers if candidates is not None else None
+        if buffers is not None:
+            indices, passed, smallest = select_scopes_into(x, bounds, ks, found, buffers.chosen, buffers.listing)
+            self.workspace.release(buffers.mark)  # all but the indices
         else:
             indices, passed, smallest = select_scopes(x, bounds, ks, found)
-        if hint is not None:
+        if candidates is not None:
             for (name, _), k, number, least in zip(scopes, ks, passed, smallest.tolist(), strict=True):
                 if k:
                     self._carried[name].update(number if found is not None else None, k, least)

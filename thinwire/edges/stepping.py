@@ -12,9 +12,10 @@ from thinwire.edges.bucket_fusion import BucketFusion, Meter
 from thinwire.edges.ddp import THAWED, Router
 from thinwire.edges.fixed_buckets import FixedBuckets
 from thinwire.edges.saving import Saver
-from thinwire.engine.context import ExchangeContext, Probe
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.local_gradients import DRIFTED, average_parameters
+from thinwire.engine.norms import UNMEASURED, Measured, Norms
 from thinwire.engine.worker import Bucket
 from thinwire.errors import ExchangeError, NonFiniteError
 from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
@@ -39,6 +40,7 @@ class Stepper(Saver):
     _stragglers: StragglerMonitor
     _router: Router
     _waiting: list[Bucket]  # of this pass, until their exchange begins
+    _measured: tuple[int, Measured]  # the last exchange's step, and its norms
     _used: set[int]  # ids of the parameters that this pass used, where that is tracked
     _tracks_use: bool
     _dense_bytes: int
@@ -126,7 +128,7 @@ class Stepper(Saver):
         self._used.difference_update(map(id, parameters))
         scale = self._skipper.scale() if self._skipper is not None else 1.0
         merger = self._fusion
-        probe = self._guard.probe_for(step) if self._guard is not None else None
+        measured = self._guard is not None and self._guard.measures(step)
         is_last, shadows = buckets[-1].is_last, self._shadows
 
         def work(buckets: list[Bucket]) -> None:
@@ -150,11 +152,11 @@ class Stepper(Saver):
                     self._step -= 1  # the step did not happen: schedules and random numbers stay where they were
                     return
                 meter = Meter(self._wire_net)
-                self._exchange(gradients, hypers, step, scale, probe, shadows)
+                self._exchange(gradients, hypers, step, scale, measured, shadows)
                 if merger is not None:
                     merger.exchanged(meter.spent(), is_last, self._wire_net)
-            if probe is not None and is_last:
-                self._watch(probe)
+            if measured and is_last:
+                self._watch(step, self._norms_of(step))
 
         self._worker.submit(buckets, work)
 
@@ -181,7 +183,7 @@ class Stepper(Saver):
         hypers: dict[int, Any],
         step: int,
         scale: float,
-        probe: Probe | None,
+        measured: bool,
         shadows: bool,
     ) -> None:
         # By name order, not bucket order: the same flat vector whatever the buckets were.
@@ -191,7 +193,6 @@ class Stepper(Saver):
             step,
             tuple(hypers[segment.ordinal] for segment in layout.segments),
             tuple(self._parameters[segment.name] for segment in layout.segments),
-            probe=probe,
         )
         with torch.no_grad():
             lying = [gradients[segment.ordinal] for segment in layout.segments]
@@ -204,10 +205,9 @@ class Stepper(Saver):
                     part.add_(pending)
                     if pending.is_cuda:  # made on another stream
                         pending.record_stream(torch.cuda.current_stream(pending.device))
-            if probe is not None:
-                probe.gradient(parts)
+            norms = self._norms_of(step).of_gradients(parts) if measured else UNMEASURED
             self._dense_bytes += 4 * layout.numel
-            self._aggregator.reduce(context, parts)
+            self._measured = step, self._aggregator.reduce(context, parts, norms)
             if shadows and self.method.takes_weight_decay(self._view.is_sgd):
                 # No step follows here, but this rank's share of the weight decay needs the parameters of the moment.
                 self._apply({segment.name: part for segment, part in zip(layout.segments, parts, strict=True)})
@@ -216,6 +216,11 @@ class Stepper(Saver):
             for gradient, part in zip(lying, parts, strict=True):
                 if gradient is not part:
                     gradient.copy_(part)
+
+    def _norms_of(self, step: int) -> Norms:
+        """What the exchanges of this step have added up so far."""
+        last, norms = self._measured
+        return norms if last == step and isinstance(norms, Norms) else Norms.nothing()
 
     def _before_optimizer_step(self, *_: Any) -> None:
         if self._changes is not None:

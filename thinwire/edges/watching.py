@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire.edges.kept import Keeper
-from thinwire.engine.context import Probe
 from thinwire.engine.hierarchy import Hierarchy
+from thinwire.engine.norms import Norms
 from thinwire.monitor.replicas import check_replicas
 from thinwire.transport import overhead
 
@@ -31,10 +31,10 @@ class Watcher(Keeper):
         with overhead(self._net):
             check_replicas(whole, self._net, self._optimizer_steps)
 
-    def _watch(self, probe: Probe) -> None:
-        """After the last exchange of a probed step, on the worker's thread: the same decision on all ranks."""
+    def _watch(self, step: int, norms: Norms) -> None:
+        """After the last exchange of a measured step, on the worker's thread: the same decision on all ranks."""
         assert self._guard is not None
-        self._guard.conclude(probe, self._net, self._density(probe.step))
+        self._guard.conclude(step, norms, self._net, self._density(step))
         self._set_density_factor(self._guard.density_factor)
 
     @property

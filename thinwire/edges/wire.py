@@ -16,11 +16,13 @@ from thinwire.edges.ddp import Router, router_of
 from thinwire.edges.fixed_buckets import FixedBuckets
 from thinwire.edges.optimizer import OptimizerView
 from thinwire.edges.stepping import Stepper
-from thinwire.engine.exchange import Exchange, NoopMean
+from thinwire.engine.aggregators import Exchange, NoopMean
 from thinwire.engine.hierarchy import Groups, Hierarchy
 from thinwire.engine.layout import Layout, shaped_like
 from thinwire.engine.local_gradients import averaged
-from thinwire.engine.protocols import Aggregator, Clock
+from thinwire.engine.norms import UNMEASURED
+from thinwire.engine.protocols import Aggregator
+from thinwire.engine.stages import Clock
 from thinwire.engine.worker import Bucket, Worker
 from thinwire.errors import DetachedError
 from thinwire.methods import Method, parse_method
@@ -72,6 +74,7 @@ class Wire(Stepper):
         self._waiting: list[Bucket] = []
         self._handles: list[Any] = []
         self._used: set[int] = set()
+        self._measured = (-1, UNMEASURED)
         self._tracks_use = False
         self._machine_nets: list[tuple[TorchNet, tuple[int, ...]]] = []
         self._local_net, self._wire_net = self._make_nets(groups)

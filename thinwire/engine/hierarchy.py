@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.aggregators import write_flat
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.exchange import reduce_flat
+from thinwire.engine.norms import UNMEASURED, Measured
 from thinwire.engine.protocols import Aggregator
 from thinwire.errors import ExchangeError, NonFiniteError
 from thinwire.kernels import first_nonfinite
@@ -73,25 +74,27 @@ class Hierarchy:
         self.whole_model, self.clock = inner.whole_model, inner.clock
         self.leads = local.rank == 0
 
-    def mean(self, context: ExchangeContext, grad: Tensor) -> Tensor:
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
+        grad = torch.cat(list(parts))
         self.local.stage = "average inside the machine"
         self.local.all_reduce(grad)
         grad.div_(self._ranks)
         alarm: Exception | None = None
         if self.leads:
             try:
-                grad = self.inner.mean(context, grad)
+                norms = self.inner.reduce(context, context.layout.split(grad), norms)
             except Exception as error:
                 # The other ranks of the machine wait for the mean: what they get tells them.
-                told = float("nan") if isinstance(error, NonFiniteError) else float("inf")
-                alarm, grad = error, torch.full_like(grad, told)
+                alarm = error
+                grad.fill_(float("nan") if isinstance(error, NonFiniteError) else float("inf"))
         self._hand_down(grad, alarm)
-        # Also on the first rank, where a method that looks at no gradient passes a nan on: all ranks end alike.
+        # Also on the leader, where a method that looks at no gradient passes a nan on: all ranks end alike.
         if alarm is None and first_nonfinite([grad]) is not None:
             alarm = self._alarm(context, failed=bool(torch.isposinf(grad).all()))
         if alarm is not None:
             raise alarm
-        return grad
+        write_flat(context, parts, grad)
+        return norms
 
     def _hand_down(self, grad: Tensor, alarm: Exception | None) -> None:
         self.local.stage = "hand down inside the machine"
@@ -107,9 +110,6 @@ class Hierarchy:
             sentence = f"the exchange of step {context.step} failed on this machine's first rank, which says why"
             return ExchangeError(sentence, step=context.step, stage="hand down inside the machine")
         return NonFiniteError(f"a gradient of this machine, or the mean, holds an inf or a nan at step {context.step}")
-
-    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
-        reduce_flat(self, context, parts)
 
     def residual_square_sum(self) -> float:
         return self.inner.residual_square_sum()

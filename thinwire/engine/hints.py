@@ -1,4 +1,4 @@
-"""What a compressor asks a memory to look for while it passes over the gradient anyway."""
+"""What a compressor asks a memory to look for while it passes over the gradient anyway, and what was found."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class SearchRoom:
+class SearchBuffers:
     """Memory, all int32, for the places that reach a threshold, for putting them in order, and for those that are
-    chosen; ``mark`` is what of the scratch memory the last ones need."""
+    chosen; ``mark`` is what of the workspace the last ones need."""
 
     listing: Tensor
     places: Tensor
@@ -19,16 +19,24 @@ class SearchRoom:
     mark: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class TopKHint:
-    """Asks a memory to look for large elements while it passes over them anyway.
+    """Asks a memory to look for large elements: one threshold per segment; on a GPU the device's own search.
 
-    ``thresholds`` has one number a segment; ``found`` is then the flat indices of everything that reaches its
-    threshold, rising, or None when that is more than ``capacity``. On a GPU both are the device's search.
+    At most ``capacity`` elements are listed. ``buffers`` are where the native kernels look and list, ``flag`` where
+    the device's search reports what is not finite.
     """
 
     thresholds: Any
     capacity: int
-    found: Any = None
-    room: SearchRoom | None = None  # where the native kernels look and list
-    flag: Tensor | None = None  # where the device's search reports what is not finite
+    buffers: SearchBuffers | None = None
+    flag: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The answer to a hint: flat indices of everything that reaches its threshold, rising, or None when that is more
+    than the hint's capacity. On a GPU the device's search."""
+
+    hint: TopKHint
+    found: Any

@@ -2,9 +2,6 @@
 
 The paper adds gradients up where DDP averages them; everything here is its update divided by N. G is the group's
 mean, L this rank's own gradient, S what it sent, E what it kept.
-
-PARTIAL needs no vector beside the gradient: L / N is made of it where it lies, and the group's entries are added to
-that (``ExchangeContext.own``), this rank's taken off again.
 """
 
 from __future__ import annotations
@@ -12,45 +9,136 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.payloads import Accepted, Result, Sparse, SparseResult, WrittenResult, add_entries
+from thinwire.engine.gradients import Gradient, as_flat
+from thinwire.engine.payloads import Accepted, Sparse
+from thinwire.engine.results import DenseResult, Result, SparseResult, WrittenResult, add_entries
 from thinwire.transport import Net
 from thinwire.transport.failures import ENTERED
 
-LOCAL_MODES = ("sum", "partial", "error")
 DRIFTED = (
     "thinwire: the model is evaluated while the ranks' parameters differ, as local gradients let them; evaluate and "
     "export inside `with wire.averaged():`, on all ranks"
 )
 
 
-def take_own_off(context: ExchangeContext, result: Result, accepted: Accepted, ranks: int) -> Result:
-    """PARTIAL, line 13: C = G - S + L. The result, written onto L / N, is G + L; S is what was accepted."""
-    sent = accepted.coded
-    assert isinstance(sent, Sparse), "what travels otherwise is used as a whole"
-    if isinstance(result, SparseResult):
-        off = Sparse(sent.indices, -sent.values, sent.numel, sent.capacity)
-        return replace(result, contributions=[*result.contributions, off])
-    assert isinstance(result, WrittenResult)
-    add_entries(context.layout, result.parts, [sent], -ranks)  # divided by -N
-    return result
+class LocalGradients(Protocol):
+    """How a rank's own gradient is combined with the group's mean. ``keeps_gradient`` says that it is still needed
+    after the exchange, so that the mean cannot be written where it lies."""
+
+    keeps_gradient: ClassVar[bool]
+
+    def share(self, ranks: int) -> float:
+        """The share of the local gradient that the mean is added to."""
+        ...
+
+    def combine(
+        self,
+        context: ExchangeContext,
+        mean: Result,
+        gradients: Sequence[Tensor],
+        residual: Gradient,
+        accepted: Accepted,
+        ranks: int,
+    ) -> Result:
+        """Return this rank's own update direction."""
+        ...
 
 
-def combine(mode: str, mean: Tensor, grad: Tensor, residual: Tensor, accepted: Accepted, ranks: int) -> Tensor:
-    """SUM and ERROR: return this rank's own update direction; all vectors are (n,) float32. ERROR clears the
-    residual."""
-    if mode == "sum":  # line 11: C = (G + L) / 2; G holds all of L where that travels dense
-        coded = slice(0, mean.numel() - accepted.tail.numel())
-        mean[coded].add_(grad[coded], alpha=1.0 / ranks).mul_(0.5)
+class NoLocalGradients:
+    """The group's mean as it is."""
+
+    keeps_gradient: ClassVar[bool] = False
+
+    def share(self, ranks: int) -> float:
+        return 0.0
+
+    def combine(
+        self,
+        context: ExchangeContext,
+        mean: Result,
+        gradients: Sequence[Tensor],
+        residual: Gradient,
+        accepted: Accepted,
+        ranks: int,
+    ) -> Result:
         return mean
-    assert mode == "error"
-    mean.add_(residual, alpha=1.0 / ranks)  # lines 15 and 16: C = G + E, E = 0
-    residual.zero_()
-    return mean
+
+
+class PartialLocalGradients(NoLocalGradients):
+    """PARTIAL, line 13: C = G - S + L. Needs no vector beside the gradient: L / N is made of it where it lies, the
+    group's entries are added to that, and this rank's taken off again."""
+
+    def share(self, ranks: int) -> float:
+        return 1.0 / ranks
+
+    def combine(
+        self,
+        context: ExchangeContext,
+        mean: Result,
+        gradients: Sequence[Tensor],
+        residual: Gradient,
+        accepted: Accepted,
+        ranks: int,
+    ) -> Result:
+        sent = accepted.coded
+        assert isinstance(sent, Sparse), "what travels otherwise is used as a whole"
+        if isinstance(mean, SparseResult):
+            off = Sparse(sent.indices, -sent.values, sent.numel, sent.capacity)
+            return replace(mean, contributions=[*mean.contributions, off])
+        assert isinstance(mean, WrittenResult)
+        add_entries(context.layout, mean.parts, [sent], -ranks)  # divided by -N
+        return mean
+
+
+class SumOfLocalGradients(NoLocalGradients):
+    """SUM, line 11: C = (G + L) / 2; G holds all of L where that travels dense."""
+
+    keeps_gradient: ClassVar[bool] = True
+
+    def combine(
+        self,
+        context: ExchangeContext,
+        mean: Result,
+        gradients: Sequence[Tensor],
+        residual: Gradient,
+        accepted: Accepted,
+        ranks: int,
+    ) -> Result:
+        flat, grad = mean.flat(context), torch.cat(list(gradients))
+        coded = slice(0, flat.numel() - accepted.tail.numel())
+        flat[coded].add_(grad[coded], alpha=1.0 / ranks).mul_(0.5)
+        return DenseResult(flat)
+
+
+class LocalError(NoLocalGradients):
+    """ERROR, lines 15 and 16: C = G + E, E = 0."""
+
+    keeps_gradient: ClassVar[bool] = True
+
+    def combine(
+        self,
+        context: ExchangeContext,
+        mean: Result,
+        gradients: Sequence[Tensor],
+        residual: Gradient,
+        accepted: Accepted,
+        ranks: int,
+    ) -> Result:
+        flat, kept = mean.flat(context), as_flat(residual)
+        flat.add_(kept, alpha=1.0 / ranks)
+        kept.zero_()
+        return DenseResult(flat)
+
+
+LOCAL_MODES: dict[str, type[NoLocalGradients]] = {
+    "sum": SumOfLocalGradients, "partial": PartialLocalGradients, "error": LocalError,
+}  # fmt: skip
 
 
 def average_parameters(parameters: Iterable[Tensor], net: Net, stage: str = "average parameters") -> None:

@@ -40,7 +40,7 @@ class NamedState:
             wide = self._wide[kind, layout] = self._kept(kind, layout, device).to(torch.float32)
         return wide
 
-    def forget(self) -> None:
+    def rollback(self) -> None:
         """Throw the copies of an exchange that did not end away: the state stays as it was before."""
         self._wide.clear()
 

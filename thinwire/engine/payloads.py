@@ -1,4 +1,4 @@
-"""What a compressor chooses to send: frozen, typed, one class a form."""
+"""What a compressor chooses to send: frozen, typed, one class per form."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import ExchangeContext
-from thinwire.engine.layout import Layout
 from thinwire.kernels import (
     Runs,
     add_signs,
@@ -18,7 +16,6 @@ from thinwire.kernels import (
     pack_signs,
     pack_trits,
     remaining,
-    scatter_add,
     subtract_at,
     subtract_own_signs,
     ternarize_packed,
@@ -234,99 +231,3 @@ class Accepted:
         self.coded.subtract_from(x[:boundary])
         if self.tail.numel():
             x[boundary:] = remaining(x[boundary:], self.tail)
-
-
-@dataclass(frozen=True)
-class DenseResult:
-    """A group's mean as one vector."""
-
-    mean: Tensor  # (n,) float32
-
-    def flat(self, context: ExchangeContext) -> Tensor:
-        return self.mean
-
-    def write(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
-        """Put the mean where the gradients lie, one vector a segment."""
-        torch._foreach_copy_(list(parts), list(context.layout.split(self.mean)))
-
-
-def clear(context: ExchangeContext, parts: Sequence[Tensor]) -> None:
-    """What entries are added to, in the coded ones of the vectors, one a segment: zeros, what of the weights is
-    applied without being sent, or a share of the gradient that lies there."""
-    if context.own:
-        assert not context.applied, "weights or the gradient"
-        if coded := list(parts[: len(context.layout.coded)]):
-            torch._foreach_mul_(coded, context.own)
-        return
-    shares = context.applied or (0.0,) * len(parts)
-    rows = [(part, place, shares[place]) for place, part in enumerate(parts[: len(context.layout.coded)])]
-    zeros = [part for part, _, share in rows if not share]
-    decayed = [(part, context.flat_weight(place), share) for part, place, share in rows if share]
-    if zeros:
-        torch._foreach_zero_(zeros)
-    if decayed and decayed[0][0].is_cuda:  # few launches
-        torch._foreach_copy_([part for part, _, _ in decayed], [weight for _, weight, _ in decayed])
-        torch._foreach_mul_([part for part, _, _ in decayed], [share for _, _, share in decayed])
-        return
-    for part, weight, share in decayed:
-        if weight.dtype == part.dtype:  # memory is passed over once
-            torch.mul(weight, share, out=part)
-        else:
-            part.copy_(weight).mul_(share)
-
-
-def add_entries(layout: Layout, parts: Sequence[Tensor], contributions: Sequence[Sparse], size: int) -> None:
-    """Add contributions, divided by ``size``, to the coded ones of the vectors, in their order."""
-    coded = len(layout.coded)
-    if coded:
-        starts = [segment.start for segment in layout.coded]
-        lists = [(sparse.indices, sparse.values) for sparse in contributions]
-        scatter_add(parts[:coded], starts, lists, 1.0 / size)
-
-
-def write_tail(layout: Layout, parts: Sequence[Tensor], tail: Tensor, size: int) -> None:  # (t,) float32
-    """Put a dense tail, divided by ``size``, into the vectors behind the coded ones."""
-    dense = list(parts[len(layout.coded) :])
-    if tail.numel():
-        torch._foreach_copy_(dense, list(tail.split([part.numel() for part in dense])))
-        torch._foreach_div_(dense, float(size))
-
-
-@dataclass(frozen=True)
-class SparseResult:
-    """A group's mean as the contributions whose sum, divided by ``size``, it is; the tail is summed already."""
-
-    contributions: list[Sparse]
-    tail: Tensor  # (t,) float32
-    size: int
-    cleared: bool = False  # where it will be written ``clear`` was already
-
-    def flat(self, context: ExchangeContext) -> Tensor:  # -> (n,) float32
-        out = torch.empty(context.layout.numel, dtype=torch.float32, device=self.tail.device)
-        self.write(context, context.layout.split(out))
-        return out
-
-    def write(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
-        """What ``clear`` puts there, then the entries in rank order: no dense vector in between."""
-        if not self.cleared:
-            clear(context, parts)
-        add_entries(context.layout, parts, self.contributions, self.size)
-        write_tail(context.layout, parts, self.tail, self.size)
-
-
-@dataclass(frozen=True)
-class WrittenResult:
-    """A group's mean that lies already where it was to go: one vector a segment."""
-
-    parts: Sequence[Tensor]
-
-    def flat(self, context: ExchangeContext) -> Tensor:
-        return torch.cat(list(self.parts))
-
-    def write(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
-        for part, mean in zip(parts, self.parts, strict=True):
-            if part.data_ptr() != mean.data_ptr():
-                part.copy_(mean)
-
-
-Result = DenseResult | SparseResult | WrittenResult

@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from thinwire.engine.aggregators import write_flat
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.exchange import reduce_flat
 from thinwire.engine.layout import Layout
-from thinwire.engine.protocols import Aggregator, Clock
+from thinwire.engine.norms import UNMEASURED, Measured
+from thinwire.engine.protocols import Aggregator
+from thinwire.engine.stages import Clock
 from thinwire.methods import METHODS, Dense, Method, parse_method
 from thinwire.transport import Net
 
@@ -125,7 +127,7 @@ class PowerSGDMean:
         self._layout: Layout | None = None
         self._saved_error: dict[str, Tensor] = {}
 
-    def mean(self, context: ExchangeContext, grad: Tensor) -> Tensor:
+    def _mean(self, context: ExchangeContext, grad: Tensor) -> Tensor:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds
         if self._layout is None:
             self._layout = context.layout
@@ -137,8 +139,9 @@ class PowerSGDMean:
         self.clock.compressing += time.perf_counter() - start - (self.net.traffic.seconds - on_wire)
         return mean
 
-    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor]) -> None:
-        reduce_flat(self, context, parts)
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
+        write_flat(context, parts, self._mean(context, torch.cat(list(parts))))
+        return norms
 
     def _error(self) -> dict[str, Tensor]:
         error = self._state.error_dict.get(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import TopKHint
+from thinwire.engine.hints import Candidates, TopKHint
 from thinwire.engine.named_state import NamedState
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import accumulate
@@ -30,47 +30,48 @@ class StatefulMemory:
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.state = NamedState(*self.kinds, dtype=dtype)
 
-    def applied(self, context: ExchangeContext) -> tuple[float, ...]:
-        return ()
+    @property
+    def keeps_residual(self) -> bool:
+        return "residual" in self.kinds
 
-    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
-        raise AssertionError("every memory says how it compensates")
+    def direct_decay(self, context: ExchangeContext) -> tuple[float, ...]:
+        return ()
 
     def _accumulate(
         self,
         context: ExchangeContext,
-        grad: Gradient,
+        gradients: Gradient,
         hint: TopKHint | None,
+        flag: Tensor | None,
         *,
         with_velocity: bool,
         coded_decay: bool = True,
+        direct_decay: tuple[float, ...] = (),
         ratios: Sequence[float] | None = None,
-    ) -> Tensor:  # -> (n,) the residual
-        parts = as_parts(context.layout, grad)
+    ) -> tuple[Tensor, Candidates | None]:  # -> (n,) the residual
+        parts = as_parts(context.layout, gradients)
         residual = self.state.flat("residual", context.layout, parts[0].device)
         velocity = self.state.flat("velocity", context.layout, parts[0].device) if with_velocity else None
         found = accumulate(
             parts,
-            context.segments(with_decay=with_velocity, coded_decay=coded_decay),
+            context.segments(with_decay=with_velocity, coded_decay=coded_decay, direct_decay=direct_decay),
             velocity,
             residual,
             hint.thresholds if hint else None,
             hint.capacity if hint else 0,
-            context.alarm.flag,
-            (hint.room.listing, hint.room.places) if hint is not None and hint.room is not None else None,
+            flag,
+            (hint.buffers.listing, hint.buffers.places) if hint is not None and hint.buffers is not None else None,
             ratios,
         )
-        if hint is not None:
-            hint.found = found
-        return residual
+        return residual, Candidates(hint, found) if hint is not None else None
 
     def retain(self, context: ExchangeContext, x: Tensor, accepted: Accepted) -> None:
         return
 
-    def forget(self) -> None:
+    def rollback(self) -> None:
         if self.ratio is not None and self.state.dtype != torch.float32:
             self.ratio.undo()  # an exchange that failed changed copies of the state alone
-        self.state.forget()
+        self.state.rollback()
 
     def commit(self, context: ExchangeContext, rank: int) -> None:
         self.state.commit(context, rank)
@@ -78,7 +79,7 @@ class StatefulMemory:
             self.ratio.settled()
 
     def residual_square_sum(self) -> float:
-        return self.state.square_sum("residual") if "residual" in self.kinds else 0.0
+        return self.state.square_sum("residual") if self.keeps_residual else 0.0
 
     def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
         kept = {name: kept.to(torch.float32) for name, kept in self.state.named.get("residual", {}).items()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import TopKHint
+from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.protocols import Memory
 
 
 class LocalClipping:
@@ -21,24 +20,31 @@ class LocalClipping:
     clip_norm, as if it had been clipped itself; where they all point the same way it can be sqrt(N) times that.
     """
 
-    def __init__(self, inner: Any, clip_norm: float, ranks: int) -> None:
-        self.inner = inner
-        self.state = inner.state
+    def __init__(self, inner: Memory, clip_norm: float, ranks: int) -> None:
+        self.inner, self.state = inner, inner.state
         self.threshold = clip_norm * ranks**0.5
-        self.retain = inner.retain
-        self.watches, self.applied = inner.watches, inner.applied
-        self.forget, self.commit = inner.forget, inner.commit
-        self.residual_square_sum = inner.residual_square_sum
-        self.leftover = inner.leftover
-        self.state_dict = inner.state_dict
-        self.load_state_dict = inner.load_state_dict
+        self.watches = inner.watches
+        self.direct_decay, self.retain = inner.direct_decay, inner.retain
+        self.rollback, self.commit = inner.rollback, inner.commit
+        self.residual_square_sum, self.leftover = inner.residual_square_sum, inner.leftover
+        self.state_dict, self.load_state_dict = inner.state_dict, inner.load_state_dict
 
-    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
-        parts = as_parts(context.layout, grad)
+    @property
+    def keeps_residual(self) -> bool:
+        return self.inner.keeps_residual
+
+    def compensate(
+        self,
+        context: ExchangeContext,
+        gradients: Gradient,
+        direct_decay: tuple[float, ...],
+        hint: TopKHint | None,
+        flag: Tensor | None,
+    ) -> tuple[Gradient, Candidates | None]:
+        parts = as_parts(context.layout, gradients)
         # In float64, where no finite gradient's norm overflows.
         norms = torch._foreach_norm(list(parts), 2, dtype=torch.float64)
         factor = (self.threshold / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
         factor = torch.where(torch.isnan(factor), 1.0, factor)  # the nan is found where it is, and not everywhere
         torch._foreach_mul_(list(parts), factor.to(parts[0].dtype))
-        x: Tensor = self.inner.compensate(context, parts, hint)
-        return x
+        return self.inner.compensate(context, parts, direct_decay, hint, flag)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient
-from thinwire.engine.hints import TopKHint
+from thinwire.engine.hints import Candidates, TopKHint
 from thinwire.engine.payloads import Accepted
 from thinwire.memory.base import StatefulMemory
 
@@ -16,8 +16,15 @@ class ErrorFeedback(StatefulMemory):
 
     kinds = ("residual",)
 
-    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
-        return self._accumulate(context, grad, hint, with_velocity=False)
+    def compensate(
+        self,
+        context: ExchangeContext,
+        gradients: Gradient,
+        direct_decay: tuple[float, ...],
+        hint: TopKHint | None,
+        flag: Tensor | None,
+    ) -> tuple[Gradient, Candidates | None]:
+        return self._accumulate(context, gradients, hint, flag, with_velocity=False)
 
     def retain(self, context: ExchangeContext, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)  # x is the residual itself

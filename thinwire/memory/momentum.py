@@ -7,7 +7,7 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_flat, as_parts
-from thinwire.engine.hints import TopKHint
+from thinwire.engine.hints import Candidates, TopKHint
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import zero_at
 from thinwire.memory.base import StatefulMemory
@@ -36,10 +36,17 @@ class Velocity(StatefulMemory):
     kinds = ("velocity",)
     watches = False
 
-    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
-        flat = as_flat(grad)
+    def compensate(
+        self,
+        context: ExchangeContext,
+        gradients: Gradient,
+        direct_decay: tuple[float, ...],
+        hint: TopKHint | None,
+        flag: Tensor | None,
+    ) -> tuple[Gradient, Candidates | None]:
+        flat = as_flat(gradients)
         apply_momentum(context, self.state.flat("velocity", context.layout, flat.device), flat)
-        return flat
+        return flat, None
 
 
 class MomentumCorrection(StatefulMemory):
@@ -71,20 +78,29 @@ class MomentumCorrection(StatefulMemory):
         self.masking, self.direct = masking, direct
         self.ratio = RateRatio() if rescaling else None
 
-    def applied(self, context: ExchangeContext) -> tuple[float, ...]:
+    def direct_decay(self, context: ExchangeContext) -> tuple[float, ...]:
         if not self.direct:
             return ()
         rows = zip(context.layout.segments, context.hypers, strict=True)
         shares = tuple(hyper.steady_decay if segment.coded else 0.0 for segment, hyper in rows)
         return shares if any(shares) else ()
 
-    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
+    def compensate(
+        self,
+        context: ExchangeContext,
+        gradients: Gradient,
+        direct_decay: tuple[float, ...],
+        hint: TopKHint | None,
+        flag: Tensor | None,
+    ) -> tuple[Gradient, Candidates | None]:
         ratios = None
         if self.ratio is not None:
-            residual = self.state.flat("residual", context.layout, as_parts(context.layout, grad)[0].device)
+            residual = self.state.flat("residual", context.layout, as_parts(context.layout, gradients)[0].device)
             ratios = self.ratio.begin(context, residual)
-        coded_decay = not (self.direct and self.masking)
-        return self._accumulate(context, grad, hint, with_velocity=True, coded_decay=coded_decay, ratios=ratios)
+        return self._accumulate(
+            context, gradients, hint, flag, with_velocity=True, coded_decay=not (self.direct and self.masking),
+            direct_decay=direct_decay, ratios=ratios,
+        )  # fmt: skip
 
     def retain(self, context: ExchangeContext, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)

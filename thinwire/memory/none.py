@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import TopKHint
+from thinwire.engine.hints import Candidates, TopKHint
 from thinwire.engine.named_state import NamedState
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import watch
@@ -20,18 +20,29 @@ class NoMemory:
     state = NamedState()
     watches = True
 
-    def applied(self, context: ExchangeContext) -> tuple[float, ...]:
+    @property
+    def keeps_residual(self) -> bool:
+        return False
+
+    def direct_decay(self, context: ExchangeContext) -> tuple[float, ...]:
         return ()
 
-    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Gradient:
-        if context.alarm.flag is not None:
-            watch(as_parts(context.layout, grad), context.alarm.flag)
-        return grad
+    def compensate(
+        self,
+        context: ExchangeContext,
+        gradients: Gradient,
+        direct_decay: tuple[float, ...],
+        hint: TopKHint | None,
+        flag: Tensor | None,
+    ) -> tuple[Gradient, Candidates | None]:
+        if flag is not None:
+            watch(as_parts(context.layout, gradients), flag)
+        return gradients, None
 
     def retain(self, context: ExchangeContext, x: Gradient, accepted: Accepted) -> None:
         return
 
-    def forget(self) -> None:
+    def rollback(self) -> None:
         return
 
     def commit(self, context: ExchangeContext, rank: int) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import TopKHint
+from thinwire.engine.hints import Candidates, TopKHint
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import error_step
 from thinwire.memory.base import StatefulMemory
@@ -30,16 +30,21 @@ class RescaledError(StatefulMemory):
         self.momentum_moved = momentum_moved
         self.ratio = RateRatio()
 
-    def compensate(self, context: ExchangeContext, grad: Gradient, hint: TopKHint | None = None) -> Tensor:
-        parts = as_parts(context.layout, grad)
+    def compensate(
+        self,
+        context: ExchangeContext,
+        gradients: Gradient,
+        direct_decay: tuple[float, ...],
+        hint: TopKHint | None,
+        flag: Tensor | None,
+    ) -> tuple[Gradient, Candidates | None]:
+        parts = as_parts(context.layout, gradients)
         residual = self.state.flat("residual", context.layout, parts[0].device)
         ratios = self.ratio.begin(context, residual)
         moved = self.momentum_moved and any(hyper.momentum for hyper in context.hypers)
         velocity = self.state.flat("velocity", context.layout, parts[0].device) if moved else None
-        error_step(
-            parts, context.segments(with_decay=self.momentum_moved), ratios, velocity, residual, context.alarm.flag
-        )
-        return residual
+        error_step(parts, context.segments(with_decay=self.momentum_moved), ratios, velocity, residual, flag)
+        return residual, None
 
     def retain(self, context: ExchangeContext, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)

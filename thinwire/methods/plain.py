@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from thinwire.engine.exchange import DenseMean, NoopMean
+from thinwire.engine.aggregators import DenseMean, NoopMean
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods.base import Method
 from thinwire.methods.options import one_of

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from thinwire.collectives import BlockSignServer, TernaryServer, VoteServer
 from thinwire.compressors import BlockSigns, Sign, Ternarize
-from thinwire.engine.exchange import Exchange
+from thinwire.engine.aggregators import Exchange
 from thinwire.engine.protocols import Aggregator
 from thinwire.memory import NoMemory, RescaledError, Velocity
 from thinwire.methods.base import Method, clipped

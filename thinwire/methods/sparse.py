@@ -12,7 +12,7 @@ from thinwire.codecs.values import VALUE_CODES
 from thinwire.collectives import AllGather, GlobalTopK
 from thinwire.compressors import TopK
 from thinwire.compressors.quotas import SCOPES
-from thinwire.engine.exchange import Exchange
+from thinwire.engine.aggregators import Exchange
 from thinwire.engine.local_gradients import LOCAL_MODES
 from thinwire.engine.protocols import Aggregator
 from thinwire.engine.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup, Schedule

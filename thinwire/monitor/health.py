@@ -27,7 +27,7 @@ from statistics import median
 
 import torch
 
-from thinwire.engine.context import Probe
+from thinwire.engine.norms import Norms
 from thinwire.methods import Method
 from thinwire.transport import Net, overhead
 
@@ -70,7 +70,7 @@ def check_watched(method: Method, guard: object, check_replicas_every: object, e
 
 
 class Guard:
-    """Asks for a probe of every ``every``-th step and judges the numbers that come back."""
+    """Asks for the norms of every ``every``-th step and judges the numbers that come back."""
 
     def __init__(self, mode: str, every: int) -> None:
         self.mode, self.every = mode, every
@@ -78,31 +78,26 @@ class Guard:
         self.density_factor = 1.0
         self.runaways = 0  # measurements at which the run was found running away
         self._sentence: str | None = None
-        self._probe: Probe | None = None
         self._usual: list[Health] = []  # measurements below the bound
         self._recent: list[Health] = []  # the last ones since the last decision
         self._warned = False
 
-    def probe_for(self, step: int) -> Probe | None:
-        """Return what the exchanges of a step fill in, the same object for all of its buckets; None at most steps."""
-        if (step + 1) % self.every:
-            return None
-        if self._probe is None or self._probe.step != step:
-            self._probe = Probe(step)
-        return self._probe
+    def measures(self, step: int) -> bool:
+        """Whether the norms of this step's exchanges are wanted; not at most steps."""
+        return (step + 1) % self.every == 0
 
     def restart(self) -> None:
         """Forget what was measured: another method follows, or another run."""
         self._usual, self._recent, self._warned, self.health, self.density_factor = [], [], False, None, 1.0
 
-    def conclude(self, probe: Probe, net: Net, density: float | None) -> None:
+    def conclude(self, step: int, norms: Norms, net: Net, density: float | None) -> None:
         """Put the ranks' numbers together and decide; ``density`` is the one of this step, None where there is none."""
         with overhead(net):
-            rows = [frame.cpu().clone().view(torch.float64) for frame in net.all_gather(probe.as_bytes())]
+            rows = [frame.cpu().clone().view(torch.float64) for frame in net.all_gather(norms.as_bytes())]
         total = rows[0].clone()
         for row in rows[1:]:
             total += row
-        self.health = _health(probe.step, *total.tolist())
+        self.health = _health(step, *total.tolist())
         self._recent = [*self._recent, self.health][-2 * WINDOW :]
         high = len(self._usual) >= WINDOW and _exceeds([self.health], self._usual, BOUND)
         if not high:

@@ -92,8 +92,8 @@ class Bench:
             context = self.context(i)
             workspace.begin()
             hint = compressor.hint(context, self.device)
-            x = memory.compensate(context, [self.gradient(i)], hint)
-            payload = compressor.compress(context, x, None, 0, hint)
+            x, candidates = memory.compensate(context, [self.gradient(i)], (), hint, None)
+            payload = compressor.compress(context, x, None, 0, candidates)
             frame = codec.encode(context, payload, tail, workspace=workspace)
             memory.retain(context, x, Accepted(payload, tail, sent=payload.indices))
             return frame
@@ -147,7 +147,7 @@ class Bench:
 
         def step(i: int) -> Tensor:
             context = self.context(i)
-            x = memory.compensate(context, [self.gradient(i)])
+            x, _ = memory.compensate(context, [self.gradient(i)], (), None, None)
             payload = compressor.compress(context, x, None, 0)
             frame = codec.encode(context, payload, tail)
             memory.retain(context, x, Accepted(payload, tail))
@@ -210,6 +210,6 @@ class Bench:
             parts = codec.decode_all(
                 context, [(frame, "bench") for frame in frames], self.numel, k, 0, self.device, rooms
             )
-            kernels.scatter_add([out], [0], [(part.indices, part.values) for part, _ in parts], 1.0 / FRAMES)
+            kernels.scatter_add([out], [0], [(part.indices, part.values) for part, _, _ in parts], 1.0 / FRAMES)
 
         return step

@@ -1,0 +1,162 @@
+"""The outside view of a method: gradients in, the group's mean out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.context import ExchangeContext
+from thinwire.engine.exchange import exchange
+from thinwire.engine.local_gradients import LOCAL_MODES, NoLocalGradients
+from thinwire.engine.norms import UNMEASURED, Measured
+from thinwire.engine.protocols import Collective, Compressor, Memory
+from thinwire.engine.stages import Clock, Stages
+from thinwire.engine.workspace import Workspace
+from thinwire.transport import Net
+
+
+class Exchange:
+    """A compressed mean: memory, compressor and collective around one net; ``local`` is a mode of LOCAL_MODES."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        compressor: Compressor,
+        collective: Collective,
+        net: Net,
+        *,
+        whole_model: bool = False,
+        local: str | None = None,
+        workspace: Workspace | None = None,
+    ) -> None:
+        modes = NoLocalGradients if local is None else LOCAL_MODES[local]
+        self.stages = Stages(memory, compressor, collective, net, modes(), workspace or Workspace())
+        self.memory, self.compressor, self.collective, self.net = memory, compressor, collective, net
+        self.whole_model, self.clock = whole_model, self.stages.clock
+
+    @property
+    def rounds(self) -> int:
+        """How many latencies one exchange contains."""
+        return self.collective.rounds(self.net.size)
+
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
+        return exchange(self.stages, context, parts, norms)
+
+    def residual_square_sum(self) -> float:
+        return self.memory.residual_square_sum() + self.collective.residual_square_sum()
+
+    def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
+        """Return this rank's share of everything kept, by parameter name: the mean of all ranks' shares is what the
+        group has not applied yet, in units of the learning rates ``rates``."""
+        rest = {name: tensor.clone() for name, tensor in self.memory.leftover(rates).items()}
+        for name, start, piece in self.collective.leftover(rates):
+            share = rest.setdefault(name, torch.zeros(numels[name], dtype=torch.float32, device=piece.device))
+            # A server's error is part of the mean, held by one rank alone.
+            share[start : start + piece.numel()].add_(piece, alpha=float(self.net.size))
+        return rest
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"memory": self.memory.state_dict(), "collective": self.collective.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state["memory"])
+        self.collective.load_state_dict(state["collective"])
+
+
+class Stateless:
+    """An aggregator that remembers nothing."""
+
+    whole_model = False
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.clock = Clock()
+
+    def residual_square_sum(self) -> float:
+        return 0.0
+
+    def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        return
+
+
+class NoopMean(Stateless):
+    """No communication at all: every rank keeps its own gradient."""
+
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
+        return norms
+
+
+def contiguous_view(parts: Sequence[Tensor]) -> Tensor | None:  # -> (n,)
+    """One vector over the same memory where the parts, in any order, fill a stretch of one buffer; else None."""
+    order = sorted(parts, key=lambda part: part.storage_offset())
+    start, stop = order[0].storage_offset(), order[0].storage_offset()
+    for part in order:
+        same = part.untyped_storage().data_ptr() == order[0].untyped_storage().data_ptr()
+        if not same or part.storage_offset() != stop or not part.is_contiguous():
+            return None
+        stop += part.numel()
+    return torch.as_strided(order[0], (stop - start,), (1,), start)
+
+
+def write_flat(context: ExchangeContext, parts: Sequence[Tensor], flat: Tensor) -> None:  # flat: (n,)
+    """Put a flat vector where the gradients lie, one vector per segment."""
+    torch._foreach_copy_(list(parts), list(context.layout.split(flat)))
+
+
+class DenseMean(Stateless):
+    """The plain all-reduce, in fp32 or with 16 bits on the wire.
+
+    With 16 bits the sum is still taken in fp32, in rank order: every rank adds up one slice and hands it on, which
+    costs the same bytes as a ring all-reduce in that type and cannot overflow on the way.
+    """
+
+    def __init__(self, net: Net, dtype: torch.dtype) -> None:
+        super().__init__(net)
+        self.dtype = dtype
+
+    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
+        # The mean of each element needs no order: a whole bucket is averaged where it lies.
+        buffer = contiguous_view(parts)
+        if buffer is None:
+            write_flat(context, parts, self._mean(torch.cat(list(parts))))
+            return norms
+        mean = self._mean(buffer)
+        if mean is not buffer:
+            buffer.copy_(mean)
+        return norms
+
+    def _mean(self, grad: Tensor) -> Tensor:  # (n,) float32, may be changed -> (n,) float32
+        self.net.stage = "average gradients"
+        if self.dtype == torch.float32:
+            self.net.all_reduce(grad)
+            return grad.div_(self.net.size)
+        start, on_wire = time.perf_counter(), self.net.traffic.seconds
+        mean = self._half_mean(grad)
+        self.clock.compressing += time.perf_counter() - start - (self.net.traffic.seconds - on_wire)
+        return mean
+
+    def _half_mean(self, grad: Tensor) -> Tensor:
+        size, numel = self.net.size, grad.numel()
+        share = -(-numel // size)
+        half = torch.zeros(share * size, dtype=self.dtype, device=grad.device)
+        half[:numel] = grad
+        as_bytes = half.view(torch.uint8)
+        slices = self.net.all_to_all(
+            list(as_bytes.split(2 * share)) if share else [as_bytes] * size, [2 * share] * size
+        )
+        total = torch.zeros(share, dtype=torch.float32, device=grad.device)
+        for part in slices:
+            total.add_(part.to(grad.device).view(self.dtype))
+        mine = total.div_(size).to(self.dtype).view(torch.uint8)
+        means = torch.cat(self.net.all_gather(mine, pairwise=True)).to(grad.device).view(self.dtype)
+        return means[:numel].to(torch.float32)

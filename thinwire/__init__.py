@@ -7,7 +7,8 @@ from thinwire import starting
 starting.expect_ctrl_c()  # the command's alone, and before the seconds that torch takes
 
 from thinwire.advisor.advice import Advice, advise
-from thinwire.attach import Wire, attach
+from thinwire.attach import attach
+from thinwire.edges.wire import Wire
 from thinwire.engine.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup
 from thinwire.errors import DetachedError, ExchangeError, FrameError, ReplicaError
 from thinwire.methods import (
@@ -23,6 +24,7 @@ from thinwire.methods import (
     TernGrad,
     parse_method,
 )
+from thinwire.reducer import Reducer
 from thinwire.stats import Stats
 
 __version__ = "0.1.0"
@@ -43,6 +45,7 @@ __all__ = [
     "ListedWarmup",
     "Method",
     "Noop",
+    "Reducer",
     "ReplicaError",
     "SignSGD",
     "Stats",

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.advisor.auto import Auto
-from thinwire.edges.amp import Scaler, StepSkipper
-from thinwire.edges.bucket_fusion import choice as merging_choice
-from thinwire.edges.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, is_attached
-from thinwire.edges.optimizer import OptimizerView
+from thinwire.edges.bucket_fusion import choice as fusion_choice
+from thinwire.edges.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, ignored_by_ddp, is_attached
 from thinwire.edges.wire import Wire
-from thinwire.engine.hierarchy import machine_groups, sends_nothing
-from thinwire.methods import Dense, Method, parse_method
-from thinwire.monitor.health import Guard, check_watched
-from thinwire.transport import TorchNet
-from thinwire.transport.groups import acquire_group, check_agreement
+from thinwire.engine.hierarchy import sends_nothing
+from thinwire.engine.step_skipper import Scaler
+from thinwire.methods import Dense, Method
+from thinwire.reducer import EdgeTerms, HierarchySpec, Reducer
 
 log = logging.getLogger("thinwire")
-
-HierarchySpec = str | int | Sequence[Sequence[int]] | None
 
 
 def attach(
@@ -75,94 +67,50 @@ def attach(
         raise ValueError(
             "this model is attached already; use wire.switch(method) to change the method, or wire.detach()"
         )
-    device = _device_of(model)
-    parent = TorchNet(model.process_group, device)
-    error, view, groups, chosen, merge = None, None, None, None, ""
     auto = isinstance(method, str) and method.strip().lower() == "auto"
+    error, fusion = None, ""
     try:
         if auto and hierarchy is not None:
             raise ValueError('method="auto" knows flat groups only; name a method, or leave the hierarchy out')
-        chosen = Dense() if auto else parse_method(method) if isinstance(method, str) else method
-        merge = merging_choice()
-        view = _check(model, optimizer, chosen)
-        groups = machine_groups(hierarchy, parent.size)
-        _check_gate(on_nonfinite, scaler)
-        check_watched(chosen, guard, check_replicas_every, guard_every)
+        if optimizer is None:
+            raise ValueError("attach needs a torch optimizer, not NoneType")
+        fusion = fusion_choice()
+        _check_model(model)
     except (ValueError, RuntimeError) as problem:  # the latter: torch's own, when DDP is asked about its parameters
         error = str(problem)
-    gated = scaler is not None or on_nonfinite == "skip"
-    watched = {"guard": guard, "guard_every": guard_every, "check_replicas_every": check_replicas_every}
-    options = {"auto": auto, "on_nonfinite": on_nonfinite, "gated": gated, **watched, "THINWIRE_MERGE": merge}
-    check_agreement(parent, {**_description(model, chosen, groups), **{k: str(v) for k, v in options.items()}}, error)
-    assert view is not None and chosen is not None
-    net = acquire_group(parent)
-    wire = Wire(
-        model,
-        view,
-        chosen,
-        net,
-        groups,
-        StepSkipper(scaler) if gated else None,
-        Guard(guard, guard_every) if guard is not None else None,
-        check_replicas_every,
+    reducer = Reducer(
+        trainable(model),
+        Dense() if auto else method,
+        model.process_group,
+        optimizer,
+        hierarchy=hierarchy,
+        on_nonfinite=on_nonfinite,
+        scaler=scaler,
+        guard=guard,
+        guard_every=guard_every,
+        check_replicas_every=check_replicas_every,
+        terms=EdgeTerms({**_terms_of(model), "auto": str(auto), "THINWIRE_MERGE": fusion}, error),
     )
-    if auto and net.size > 1:
-        Auto(wire, view, net)
-    wide = next((name for name, p in view.parameters.items() if p.dtype == torch.float64), None)
-    if wide is not None:
-        log.warning("thinwire: gradients are exchanged as float32, also those of float64 parameters such as %s", wide)
-    if sends_nothing(groups) and parent.size > 1 and parent.rank == 0:
-        update = (
-            "nothing is compressed or kept back" if chosen.estimates_mean else f"the update is {chosen.name}'s of it"
-        )
-        log.warning("thinwire: all ranks are on one machine, so their mean is exact and %s", update)
-    if parent.size == 1:
-        log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", chosen)
+    wire = Wire(model, reducer)
+    if auto and reducer.nets.own.size > 1:
+        Auto(wire)
+    _tell(reducer)
     return wire
-
-
-def _check_gate(on_nonfinite: object, scaler: object) -> None:
-    if on_nonfinite not in ("raise", "skip"):
-        raise ValueError(f'on_nonfinite must be "raise" or "skip", not {on_nonfinite!r}')
-    if scaler is not None and not hasattr(scaler, "get_scale"):
-        raise ValueError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
-
-
-def _device_of(model: DistributedDataParallel) -> torch.device:
-    return next((p.device for p in model.parameters() if p.requires_grad), torch.device("cpu"))
 
 
 def trainable(model: DistributedDataParallel) -> dict[str, Tensor]:
     """The parameters that DDP reduces, by name, in the model's order."""
-    ignored: set[str] = getattr(model, "parameters_to_ignore", set())
+    ignored = ignored_by_ddp(model)
     return {name: p for name, p in model.module.named_parameters() if p.requires_grad and name not in ignored}
 
 
-def _check(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, method: Any) -> OptimizerView:
-    if isinstance(method, type) and issubclass(method, Method):
-        raise ValueError(f"method is the class {method.__name__}; make one of it: thinwire.{method.__name__}()")
-    if not isinstance(method, Method):
-        raise ValueError(f"method must be a thinwire method such as thinwire.DGC() or its string form, not {method!r}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"attach needs a torch optimizer, not {type(optimizer).__name__}")
+def _check_model(model: DistributedDataParallel) -> None:
     if has_foreign_hook(model):
         raise ValueError("this model has a communication hook already and DDP takes only one; wrap it in a new DDP")
     for name, module in model.module.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ValueError(f"module {name!r} makes sparse gradients, which DDP hooks cannot take; use sparse=False")
-    parameters = trainable(model)
-    for name, parameter in parameters.items():
-        if not parameter.is_floating_point():
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise ValueError(
-                f"parameter {name!r} is {kind}; gradients are exchanged as float32, so use real parameters"
-            )
-    _check_frozen(model, parameters)
-    method.check_exclude(list(parameters))
-    view = OptimizerView(optimizer, parameters)
-    if method.takes_momentum(view.is_sgd):
-        view.check_takeover(method.name)
-    return view
+    _check_frozen(model, trainable(model))
 
 
 def _check_frozen(model: DistributedDataParallel, parameters: dict[str, Tensor]) -> None:
@@ -178,12 +126,22 @@ def _check_frozen(model: DistributedDataParallel, parameters: dict[str, Tensor])
             )
 
 
-def _description(model: DistributedDataParallel, method: Any, groups: Any) -> dict[str, object]:
-    """What all ranks must have in common, in JSON's terms."""
-    shapes = {name: f"{list(p.shape)} {str(p.dtype).removeprefix('torch.')}" for name, p in trainable(model).items()}
-    # With either of them the ranks agree on the used parameters first: one exchange more.
-    unused = {key: bool(getattr(model, key)) for key in ("find_unused_parameters", "static_graph")}
-    found: dict[str, object] = json.loads(
-        json.dumps({"method": repr(method), "hierarchy": groups, "parameters": shapes, **unused})
-    )
-    return found
+def _terms_of(model: DistributedDataParallel) -> dict[str, object]:
+    """What all ranks must have in common of DDP's own options: with either the ranks agree on the used parameters
+    first, one exchange more."""
+    return {key: bool(getattr(model, key)) for key in ("find_unused_parameters", "static_graph")}
+
+
+def _tell(reducer: Reducer) -> None:
+    """One line in the log about what may surprise."""
+    own, method = reducer.nets.own, reducer.method
+    wide = next((name for name, p in reducer.parameters.items() if p.dtype == torch.float64), None)
+    if wide is not None:
+        log.warning("thinwire: gradients are exchanged as float32, also those of float64 parameters such as %s", wide)
+    if sends_nothing(reducer.nets.groups) and own.size > 1 and own.rank == 0:
+        update = (
+            "nothing is compressed or kept back" if method.estimates_mean else f"the update is {method.name}'s of it"
+        )
+        log.warning("thinwire: all ranks are on one machine, so their mean is exact and %s", update)
+    if own.size == 1:
+        log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", method)

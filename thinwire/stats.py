@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHOWN = 0.01  # of the bytes sent: a smaller number besides them is not worth the reader's time
-ASIDE = "more for measuring, checking, averaging or changing the method"
+OVERHEAD = "more for measuring, checking, averaging or changing the method"
 
 
 def readable_bytes(count: float) -> str:
@@ -27,7 +27,7 @@ class Stats:
     handed over as fp32; their quotient is ``ratio``, the papers' compression ratio. ``bytes_sent`` and
     ``bytes_received`` are what crossed this rank's link under the collectives' algorithms, and ``link_ratio``
     compares that with a ring all-reduce in fp32. ``bytes_inside`` is the traffic inside a machine with a hierarchy.
-    ``bytes_aside`` is what this rank sent besides gradients and what is in none of the others: measurements of the
+    ``bytes_overhead`` is what this rank sent besides gradients and what is in none of the others: measurements of the
     links (method "auto", merging buckets, comparing the ranks' pace), checks, averaged(), and what switch and detach
     moved. Ratios are None while nothing was sent. ``residual_norm`` is the length of everything this rank still keeps.
     ``steps_skipped`` were passed over because a gradient was not finite.
@@ -67,7 +67,7 @@ class Stats:
     waited_s: tuple[float, ...] = ()
     slowest_rank: int | None = None
     slow_because: str = ""
-    bytes_aside: int = 0
+    bytes_overhead: int = 0
     steps_before: int = 0
 
     @property
@@ -86,7 +86,11 @@ class Stats:
         if self.density is not None:  # which tells how far a warm-up is
             ratio += f", density {self.density:.3g}"
         before = f" (after {self.steps_before} before it was loaded)" if self.steps_before else ""
-        beside = f", {readable_bytes(self.bytes_aside)} {ASIDE}" if self.bytes_aside > SHOWN * self.bytes_sent else ""
+        beside = (
+            f", {readable_bytes(self.bytes_overhead)} {OVERHEAD}"
+            if self.bytes_overhead > SHOWN * self.bytes_sent
+            else ""
+        )
         slow = "" if self.slowest_rank is None else f"; rank {self.slowest_rank} is the slowest: {self.slow_because}"
         return (
             f"{self.steps} steps{before}, sent {readable_bytes(self.bytes_sent)}, "

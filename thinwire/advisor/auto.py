@@ -15,10 +15,9 @@ from thinwire.advisor.advice import LOCAL, METHODS, WITHOUT_SGD, Advice, advise_
 from thinwire.advisor.cost import Workload
 from thinwire.advisor.link import measure_link
 from thinwire.advisor.profile import Profile, buckets_of, measure_exchange
-from thinwire.edges.optimizer import OptimizerView
 from thinwire.edges.wire import Wire
 from thinwire.methods import Method, parse_method
-from thinwire.transport import TorchNet, overhead
+from thinwire.transport import overhead
 
 log = logging.getLogger("thinwire")
 
@@ -36,8 +35,9 @@ class Auto:
     choice is by speed alone: a method that only a changed training schedule makes accurate is the user's to choose.
     """
 
-    def __init__(self, wire: Wire, view: OptimizerView, net: TorchNet) -> None:
-        self._wire, self._view, self._net = wire, view, net
+    def __init__(self, wire: Wire) -> None:
+        self._wire, self._view, self._net = wire, wire.reducer.view, wire.reducer.nets.own
+        self._parameters = wire.reducer.parameters
         self._ready: dict[str, float] = {}
         self._rows: list[tuple[float, dict[str, float]]] = []  # seconds without communication, and when gradients came
         self._started: float | None = None
@@ -46,10 +46,10 @@ class Auto:
         self._steps = 0
         self._handles: list[Any] = [
             wire.model.register_forward_pre_hook(self._before_forward),
-            view.optimizer.register_step_pre_hook(self._before_optimizer),
-            view.optimizer.register_step_post_hook(self._after_optimizer),
+            self._view.before_step(self._before_optimizer),
+            self._view.after_step(self._after_optimizer),
         ]
-        for name, parameter in view.parameters.items():
+        for name, parameter in self._parameters.items():
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._note(name)))
 
     def _now(self) -> float:
@@ -99,7 +99,7 @@ class Auto:
             wire.switch(advice.recommended)
 
     def _advice(self) -> Advice:
-        net, parameters = self._net, self._view.parameters
+        net, parameters = self._net, self._parameters
         names = list(parameters)
         own = [statistics.median(seconds for seconds, _ in self._rows)]
         own += [statistics.median(ready.get(name, own[0]) for _, ready in self._rows) for name in names]

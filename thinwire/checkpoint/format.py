@@ -19,6 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.checkpoint.reshard import check_complete, reshard, served_by, without_servers
+from thinwire.methods.running import RunningMethod
+
 STATE_FORMAT = 3
 COMMON = (
     "format", "method", "parameters", "world_size", "hierarchy", "step", "optimizer_steps", "density_factor",
@@ -27,26 +30,63 @@ _NUMBERS = ("rates", "starts")  # by parameter name, inside the rooms of an aggr
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The vectors that a rank's state has at any moment: names with elements, on a worker and on a server."""
+class StateShape:
+    """What a rank's state has at any moment: the vectors of a worker and of a server, names with elements, and where
+    the rank stands among those that compress. A rank that ``follows`` its machine's leader has none."""
 
-    memory: Mapping[str, int]
+    numels: Mapping[str, int]  # of the model's parameters, in order
     collective: Mapping[str, int]
+    kinds: Mapping[str, tuple[str, ...]]  # of vectors, by room
     dtype: torch.dtype
     device: torch.device
+    follows: bool
+    compresses: bool
+    topology: str | None
+    rank: int
+    size: int
+
+    @classmethod
+    def of(
+        cls, running: RunningMethod, shapes: Mapping[str, torch.Size], rank: int, size: int, device: torch.device
+    ) -> StateShape:
+        method, follows = running.method, running.follows
+        numels = {name: shape.numel() for name, shape in shapes.items()}
+        topology = getattr(method, "topology", None)
+        serves = not follows and getattr(method, "two_way", False)
+        served = served_by(numels, rank, size, topology or "sharded") if serves else {}
+        return cls(
+            numels,
+            {name: last - first for name, (first, last) in served.items() if method.is_coded(name, shapes[name])},
+            running.aggregator.kinds(),
+            method.state_dtype,
+            device,
+            follows,
+            running.compresses,
+            topology,
+            rank,
+            size,
+        )
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        return {} if self.follows else self.numels
 
     def filled(self, room: str, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        numels: Mapping[str, int] = getattr(self, room, {})
+        numels: Mapping[str, int] = getattr(self, room) if room in ("memory", "collective") else {}
         dtype = self.dtype if room == "memory" else torch.float32
         missing = {name: torch.zeros(n, dtype=dtype, device=self.device) for name, n in numels.items()}
         return {**missing, **vectors}
+
+    def needs(self, room: str) -> bool:
+        """Whether there are vectors in this room."""
+        return bool(getattr(self, room)) if room in ("memory", "collective") else True
 
 
 def part_key(rank: int) -> str:
     return f"rank {rank}"
 
 
-def pack(flat: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+def pack(flat: Mapping[str, Any], shape: StateShape) -> dict[str, Any]:
     """Give one rank's plain state (every key of it at one level) the form in which it is saved."""
     rooms = {
         room: {
@@ -126,24 +166,24 @@ def _apart(saved: str, own: str) -> str:
     return f" ({', '.join(differ)})" if name == other and differ else ""
 
 
-def check_fits(state: Mapping[str, Any], own: Mapping[str, Any], numels: Mapping[str, int]) -> None:
-    """Raise when a plain state has not the form and the group of ``own``."""
+def check_fits(state: Mapping[str, Any], terms: Mapping[str, Any], shape: StateShape) -> None:
+    """Raise when a plain state has not the group of ``terms`` and the form of ``shape``."""
     for key in ("world_size", "rank", "hierarchy"):
-        if state[key] != own[key]:
+        if state[key] != terms[key]:
             raise ValueError(
-                f"the state was saved with {key} {state[key]}, this process has {key} {own[key]}; give load_state_dict "
-                "the list of all ranks' states to resume with another group, or use wire.load_checkpoint(folder)"
+                f"the state was saved with {key} {state[key]}, this process has {key} {terms[key]}; give "
+                "load_state_dict the list of all ranks' states to resume with another group, or use "
+                "wire.load_checkpoint(folder)"
             )
-    for room, kinds in own["aggregator"].items():
-        for kind, values in kinds.items():
-            if values and kind not in state["aggregator"][room]:
+    for room, kinds in shape.kinds.items():
+        for kind in kinds if shape.needs(room) else ():
+            if kind not in state["aggregator"].get(room, {}):
                 raise ValueError(
                     f"the state's aggregator has no {kind} in its {room}: it is not whole, or was saved with an "
                     "optimizer that kept its own momentum"
                 )
-    kept = own["aggregator"].get("memory", {})
     for kind, values in state["aggregator"].get("memory", {}).items():
-        if values and kind not in kept:
+        if values and kind not in (*shape.kinds.get("memory", ()), *_NUMBERS):
             raise ValueError(
                 f"the state has a {kind}, which this method does not keep with this optimizer; load it with the "
                 "optimizer that it was saved with"
@@ -153,7 +193,8 @@ def check_fits(state: Mapping[str, Any], own: Mapping[str, Any], numels: Mapping
         for vectors in kinds.values():
             for name, tensor in vectors.items():
                 if isinstance(tensor, Tensor):
-                    _check_vector(name, tensor, numels, served.get(name, 0) if room == "collective" else None)
+                    start = served.get(name, 0) if room == "collective" else None
+                    _check_vector(name, tensor, shape.numels, start)
 
 
 def _check_vector(name: str, tensor: Tensor, numels: Mapping[str, int], start: int | None) -> None:
@@ -163,3 +204,29 @@ def _check_vector(name: str, tensor: Tensor, numels: Mapping[str, int], start: i
     numel = numels[name]
     if tensor.numel() != numel if start is None else start + tensor.numel() > numel:
         raise ValueError(f"the state has {tensor.numel()} elements for {name!r}, the model has {numel}")
+
+
+def state_for(state: object, terms: Mapping[str, Any], shape: StateShape) -> dict[str, Any]:
+    """The plain state that this rank loads from its own saved one, or from the list of all ranks'.
+
+    ``terms`` are the state's common keys as this rank has them. A ValueError where the state does not fit.
+    """
+    given = unpack(state)
+    for one in given:
+        check_run(one, terms)
+    if isinstance(state, (list, tuple)) or len(given) != 1:
+        check_complete(given)
+        if all(given[0][key] == terms[key] for key in ("world_size", "hierarchy")):
+            given = [one for one in given if one["rank"] == terms["rank"]]
+        else:
+            place = {key: terms[key] for key in ("world_size", "rank", "hierarchy")}
+            given = [{**reshard(given, shape.numels, shape.topology, shape.rank, shape.size), **place}]
+    (one,) = given
+    check_fits(one, terms, shape)
+    kept = without_zeros(one["aggregator"])
+    if shape.follows:  # a checkpoint of another group has a share for every rank; here the leader has it
+        for room in kept.keys() & {"memory", "collective"}:
+            kept[room] = {kind: {} for kind in kept[room]}
+    elif not shape.compresses:
+        kept = without_servers(kept)
+    return {**one, "aggregator": kept}

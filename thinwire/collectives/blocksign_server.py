@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class BlockSignServer(Server):
 
     With ``two_way=False`` it answers in fp32 and has no error.
     """
+
+    kinds: ClassVar[tuple[str, ...]] = ("residual",)
 
     def __init__(self, topology: str, block: int | None, two_way: bool) -> None:
         super().__init__(topology)

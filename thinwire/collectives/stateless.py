@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 
 class StatelessCollective:
     """A collective that keeps nothing between two exchanges."""
+
+    kinds: ClassVar[tuple[str, ...]] = ()  # of vectors that a server keeps
 
     def residual_square_sum(self) -> float:
         return 0.0

@@ -125,6 +125,11 @@ def has_foreign_hook(model: DistributedDataParallel) -> bool:
     return model not in _routers and bool(getattr(model, "_comm_hooks", []))
 
 
+def ignored_by_ddp(model: DistributedDataParallel) -> set[str]:
+    """The names of parameters that the user told DDP to leave alone."""
+    return getattr(model, "parameters_to_ignore", set())
+
+
 def exchanged_by_ddp(model: DistributedDataParallel) -> list[Tensor]:
     """The parameters that DDP exchanges: those that were trained when it was made, whatever they are now.
 

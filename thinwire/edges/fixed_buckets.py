@@ -35,9 +35,9 @@ class FixedBuckets:
     def __init__(self, numels: Sequence[int]) -> None:
         self._groups = fixed_groups(numels)
         self._group_of = {ordinal: place for place, group in enumerate(self._groups) for ordinal in group}
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """A new pass begins: let go of what one that was broken off has left here."""
         self._seen: set[int] = set()  # ordinals of this pass
         self._parts: list[list[tuple[Bucket, list[int]]]] = [[] for _ in self._groups]  # buckets, places in them
@@ -48,7 +48,7 @@ class FixedBuckets:
     def arrived(self, bucket: Bucket, ordinals: Sequence[int]) -> list[list[Bucket]]:
         """Take a bucket of parameters with these ordinals; return the groups that can be exchanged now, in pieces."""
         if not self._seen.isdisjoint(ordinals):  # an earlier backward pass was broken off
-            self.forget()
+            self.reset()
         self._seen.update(ordinals)
         touched: dict[int, list[int]] = {}
         for place, ordinal in enumerate(ordinals):
@@ -62,7 +62,7 @@ class FixedBuckets:
                 complete.append(self._pieces(group))
         if bucket.is_last:
             assert not self._left, "DDP's last bucket came, and a parameter has been in none"
-            self.forget()
+            self.reset()
         return complete
 
     def _pieces(self, group: int) -> list[Bucket]:

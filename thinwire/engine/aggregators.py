@@ -59,6 +59,9 @@ class Exchange:
             share[start : start + piece.numel()].add_(piece, alpha=float(self.net.size))
         return rest
 
+    def kinds(self) -> dict[str, tuple[str, ...]]:
+        return {"memory": self.memory.state.kinds, "collective": self.collective.kinds}
+
     def state_dict(self) -> dict[str, Any]:
         return {"memory": self.memory.state_dict(), "collective": self.collective.state_dict()}
 
@@ -80,6 +83,9 @@ class Stateless:
         return 0.0
 
     def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
+        return {}
+
+    def kinds(self) -> dict[str, tuple[str, ...]]:
         return {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -121,6 +121,9 @@ class Hierarchy:
         """The first rank's vectors stand for its whole machine, so that the mean over all ranks is the machines'."""
         return {name: tensor / self.weight for name, tensor in vectors.items()} if self.leads else {}
 
+    def kinds(self) -> dict[str, tuple[str, ...]]:
+        return self.inner.kinds()
+
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
 

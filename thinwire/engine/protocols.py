@@ -118,8 +118,12 @@ class Collective(Protocol):
 
     The mean is bit-equal on every rank; the memory keeps what was not accepted. This is the only place where anything
     is divided by the number of ranks. ``into``, one vector per segment, is where the mean will go: a collective that
-    learns it piece by piece may put it there at once, on top of ``base``, when the payload has been sent.
+    learns it piece by piece may put it there at once, on top of ``base``, when the payload has been sent. ``kinds``
+    are those of the vectors that it keeps as a server.
     """
+
+    @property
+    def kinds(self) -> tuple[str, ...]: ...
 
     def rounds(self, size: int) -> int:
         """How often the ranks of a group wait for each other in one exchange, one time after the other, what they agree
@@ -173,6 +177,10 @@ class Aggregator(Protocol):
 
     def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
         """Return this rank's share of what is kept; the mean over ranks is what the group has not applied."""
+        ...
+
+    def kinds(self) -> dict[str, tuple[str, ...]]:
+        """The kinds of vectors that its state has at any moment, by room: "memory", "collective"."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...

@@ -45,26 +45,49 @@ class Bucket:
 
 
 class Worker:
-    """One thread that does jobs in the order they were given, so that collectives have the same order on every rank.
+    """Does exchanges in the order they were given, so that collectives have the same order on every rank.
 
-    On a GPU the jobs run on a stream of their own, behind the gradients' event. The interpreter does not wait for the
+    ``submit`` hands them to one thread, which starts with the first; ``run`` does one in the caller's. On a GPU the
+    thread's jobs run on a stream of their own, behind the gradients' event. The interpreter does not wait for the
     thread when it ends: a job can wait for a rank that is gone, for as long as the process group's timeout.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        thread = threading.Thread(target=_do_all, args=(self._jobs,), name="thinwire", daemon=True)
-        thread.start()
-        self._end = weakref.finalize(self, _end, self._jobs, thread, 1.0)  # also when the interpreter ends
-        self._thread = thread
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._thread: threading.Thread | None = None
+        self._end: Any = None
+        self._device = device if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
         self._broken: Exception | None = None
         self._waited_s = 0.0
         self._waited, self._busy = DeviceSpans(), DeviceSpans()
 
+    def run(self, work: Callable[[], None]) -> None:
+        """Do it now, in the caller's thread, behind all earlier jobs."""
+        self.wait()
+        if self._broken is not None:  # the ranks are out of step: every further exchange would hang or mix up
+            raise self._broken
+        begins = [mark(self._device)] if self._device is not None else []
+        try:
+            work()
+        except Exception as error:
+            self._broken = error
+            raise
+        for begin in begins:
+            self._busy.add(begin, mark(begin.device))
+
     def submit(self, buckets: list[Bucket], work: Callable[[list[Bucket]], None]) -> None:
         """Run work(buckets) behind all earlier jobs and complete the buckets' futures, with its error if it fails."""
+        if self._thread is None:
+            self._start()
         self._jobs.put(lambda: self._run(buckets, work))
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=_do_all, args=(self._jobs,), name="thinwire", daemon=True)
+        thread.start()
+        self._end = weakref.finalize(self, _end, self._jobs, thread, 1.0)  # also when the interpreter ends
+        self._thread = thread
+        self._stream = torch.cuda.Stream(self._device) if self._device is not None else None
 
     def _run(self, buckets: list[Bucket], work: Callable[[list[Bucket]], None]) -> None:
         try:
@@ -100,12 +123,12 @@ class Worker:
     @property
     def waited_s(self) -> float:
         """Seconds from the last gradient of each backward pass to the end of its exchanges; waits for the GPU."""
-        return self._waited_s if self._stream is None else self._waited.seconds
+        return self._waited_s if self._device is None else self._waited.seconds
 
     @property
     def busy_s(self) -> float | None:
         """Seconds of all jobs on the GPU's clock, from the moment their gradients were there; None on the host."""
-        return None if self._stream is None else self._busy.seconds
+        return None if self._device is None else self._busy.seconds
 
     @property
     def broken(self) -> bool:
@@ -119,6 +142,8 @@ class Worker:
 
     def wait(self) -> None:
         """Return when all jobs so far are done."""
+        if self._thread is None:
+            return
         done = threading.Event()
         self._jobs.put(done.set)
         while not done.wait(1.0) and self._thread.is_alive():  # another thread may have stopped the worker meanwhile
@@ -126,8 +151,9 @@ class Worker:
 
     def stop(self) -> None:
         """Return when all jobs so far are done and the thread has ended."""
-        self._end.detach()
-        _end(self._jobs, self._thread, None)
+        if self._thread is not None:
+            self._end.detach()
+            _end(self._jobs, self._thread, None)
 
 
 def _do_all(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:

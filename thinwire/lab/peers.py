@@ -155,6 +155,9 @@ class PowerSGDMean:
     def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
         return {name: part.clone() for name, part in self._error().items()}
 
+    def kinds(self) -> dict[str, tuple[str, ...]]:
+        return {"memory": ("residual",), "hook": ("factors", "at")}
+
     def state_dict(self) -> dict[str, Any]:
         state = self._state
         _, numbers, position, *_ = state.rng.get_state()

@@ -29,7 +29,7 @@ class ThreadWorld:
         self._baton = threading.Lock() if one_at_a_time else None
         self._patience_s = timeout_s * size if one_at_a_time else timeout_s  # the others may compute one after another
         self._barrier = threading.Barrier(size)
-        self._skipper, self._next = threading.Condition(), 0
+        self._in_turn, self._next = threading.Condition(), 0
         self._slots: list[Any] = [None] * size
         self._mail: dict[tuple[int, int], Queue[Tensor | None]] = {
             (a, b): Queue() for a in range(size) for b in range(size)
@@ -71,21 +71,21 @@ class ThreadWorld:
     @contextmanager
     def turn(self, rank: int) -> Iterator[None]:
         """Let the ranks through the block one at a time, in the order of their numbers."""
-        with self._resting(), self._skipper:
+        with self._resting(), self._in_turn:
             while self._next != rank:
-                if self._barrier.broken or not self._skipper.wait(self._patience_s):
+                if self._barrier.broken or not self._in_turn.wait(self._patience_s):
                     raise threading.BrokenBarrierError
         try:
             yield
         finally:
-            with self._skipper:
+            with self._in_turn:
                 self._next = (rank + 1) % self.size
-                self._skipper.notify_all()
+                self._in_turn.notify_all()
 
     def _abort(self) -> None:
         self._barrier.abort()
-        with self._skipper:
-            self._skipper.notify_all()
+        with self._in_turn:
+            self._in_turn.notify_all()
         for box in self._mail.values():
             box.put(None)
 

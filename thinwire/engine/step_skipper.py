@@ -22,6 +22,14 @@ class Scaler(Protocol):
     def get_scale(self) -> float: ...
 
 
+def check_skipping(on_nonfinite: object, scaler: object) -> None:
+    """Raise when a step cannot be passed over in these ways."""
+    if on_nonfinite not in ("raise", "skip"):
+        raise ValueError(f'on_nonfinite must be "raise" or "skip", not {on_nonfinite!r}')
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise ValueError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
+
+
 class StepSkipper:
     """With a ``scaler`` gradients enter the memory unscaled and leave it scaled again; the scaler sees an infinity on
     every rank when a step is passed over, skips its optimizer step and lowers its scale. Without one the optimizer's

@@ -6,7 +6,7 @@ only while ``optimizer.step()`` runs: schedulers, checkpoints and the user see t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -128,6 +128,21 @@ class OptimizerView:
             handle.remove()
         self._handles = []
 
+    def before_step(self, hook: Callable[..., Any]) -> Any:
+        return self.optimizer.register_step_pre_hook(hook)
+
+    def after_step(self, hook: Callable[..., Any]) -> Any:
+        return self.optimizer.register_step_post_hook(hook)
+
+    def states_like_parameters(self) -> list[Tensor]:
+        """The optimizer's real-valued state of the shape of its parameter: momentum, Adam's moments."""
+        return [
+            value
+            for parameter in self.parameters.values()
+            for value in self.optimizer.state.get(parameter, {}).values()
+            if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
+        ]
+
     def give_velocity(self) -> dict[str, Tensor]:
         """Hand the momentum buffers over: they leave the optimizer."""
         buffers = {}
@@ -148,3 +163,47 @@ class OptimizerView:
             parameter = self.parameters[name]
             buffer = shaped_like(self._turned(parameter, buffer), parameter.detach())
             self.optimizer.state[parameter]["momentum_buffer"] = buffer
+
+
+class NoOptimizer:
+    """The null object: a learning rate of 1, no momentum, no weight decay."""
+
+    is_sgd = True  # of which there is nothing to take over
+
+    def hypers(self, parameters: Iterable[Tensor]) -> list[Hyper]:
+        return [self.hyper(parameter) for parameter in parameters]
+
+    def hyper(self, parameter: Tensor) -> Hyper:
+        return _RATE_ONE
+
+    def check_takeover(self, method: str) -> None:
+        return
+
+    def take_over(self, *, momentum: bool, weight_decay: bool) -> None:
+        return
+
+    def release(self) -> None:
+        return
+
+    def before_step(self, hook: Callable[..., Any]) -> Any:
+        return _NoHandle()
+
+    def after_step(self, hook: Callable[..., Any]) -> Any:
+        return _NoHandle()
+
+    def states_like_parameters(self) -> list[Tensor]:
+        return []
+
+    def give_velocity(self) -> dict[str, Tensor]:
+        return {}
+
+    def take_velocity(self, velocity: dict[str, Tensor]) -> None:
+        return
+
+
+_RATE_ONE = Hyper(lr=1.0)
+
+
+class _NoHandle:
+    def remove(self) -> None:
+        return

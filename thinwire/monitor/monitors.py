@@ -1,0 +1,85 @@
+"""What watches a reducer's training, together: health, replicas, stragglers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from thinwire.engine.norms import Measured, Norms
+from thinwire.methods.running import RunningMethod
+from thinwire.monitor.health import Guard
+from thinwire.monitor.replicas import check_replicas
+from thinwire.monitor.stragglers import SAMPLE_EVERY, StragglerMonitor
+from thinwire.monitor.user_warning import warn_user
+from thinwire.transport import overhead
+from thinwire.transport.nets import Nets
+
+
+class Monitors:
+    """All ranks call every method alike; nothing of this takes part in a result.
+
+    ``replicas`` gives the parameters that should be equal on all ranks, or None while they cannot be.
+    """
+
+    def __init__(
+        self,
+        nets: Nets,
+        health: Guard | None,
+        check_replicas_every: int | None,
+        replicas: Callable[[], Mapping[str, Tensor] | None],
+    ) -> None:
+        self.health, self.stragglers, self.replicas = health, StragglerMonitor(), replicas
+        self._nets, self.check_every = nets, check_replicas_every
+        self._checked = 0  # passes at the last check of the replicas
+        self._norms: tuple[int, Norms] = (-1, Norms.nothing())  # of the exchanges of a measured step so far
+
+    def norms(self, step: int) -> Norms | None:
+        """What the exchanges of this step have added up so far; None where the step is not measured."""
+        if self.health is None or not self.health.measures(step):
+            return None
+        last, norms = self._norms
+        return norms if last == step else Norms.nothing()
+
+    def add(self, step: int, norms: Measured) -> None:
+        if isinstance(norms, Norms):
+            self._norms = step, norms
+
+    def step_exchanged(self, step: int, running: RunningMethod) -> None:
+        """After the last exchange of a step: the same decision about the density on all ranks."""
+        norms = self.norms(step)
+        if norms is not None and self.health is not None:
+            self.health.conclude(step, norms, self._nets.own, running.density(step))
+            running.density_factor = self.health.density_factor
+
+    def samples_pace(self, passes: int, running: RunningMethod) -> bool:
+        """Whether the ranks compare their pace behind this pass."""
+        # With NCCL the host does not wait inside a collective, so it has nothing to compare.
+        return self._nets.waits_on_host and running.method.name != "noop" and passes % SAMPLE_EVERY == 0
+
+    def sample_pace(self) -> None:
+        nets = self._nets
+        waited_s = sum(net.traffic.seconds for net in nets.all)
+        self.stragglers.sample(nets.own, waited_s, nets.between.traffic.handed, links=nets.inside is None)
+
+    def after_optimizer_step(self, passes: int, optimizer_steps: int, equal: bool) -> None:
+        """Warn of what was measured, and compare the replicas where they should be ``equal`` at all."""
+        sentence = self.health.take_sentence() if self.health is not None else None
+        if sentence is not None and self._nets.own.rank == 0:
+            warn_user(sentence)
+        if not self.checks_replicas(passes, equal):
+            return
+        parameters = self.replicas()
+        if parameters is not None:
+            self._checked = passes
+            with overhead(self._nets.own):
+                check_replicas(parameters, self._nets.own, optimizer_steps)
+
+    def checks_replicas(self, passes: int, equal: bool) -> bool:
+        return self.check_every is not None and equal and passes - self._checked >= self.check_every
+
+    def restart(self, density_factor: float = 1.0) -> None:
+        """Forget what was measured: another method follows, or another run."""
+        if self.health is not None:
+            self.health.restart()
+            self.health.density_factor = density_factor

@@ -87,12 +87,21 @@ class NamedState:
         return {kind: {name: t.clone() for name, t in self.named[kind].items()} for kind in self.kinds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take vectors over; float32 ones that are kept in bfloat16, such as means, are rounded by chance."""
         self._flat.clear()
         self._wide.clear()
         self.named = {
-            kind: {name: t.detach().to(self.dtype, copy=True) for name, t in state.get(kind, {}).items()}
+            kind: {name: self._narrowed(kind, name, tensor) for name, tensor in state.get(kind, {}).items()}
             for kind in self.kinds
         }
+
+    def _narrowed(self, kind: str, name: str, tensor: Tensor) -> Tensor:
+        if self.dtype == torch.bfloat16 and tensor.dtype == torch.float32:
+            return round_by_chance(tensor.detach(), stream_key(0, 0, _LOADING, f"{kind}/{name}"))
+        return tensor.detach().to(self.dtype, copy=True)
+
+
+_LOADING = 0xFFFFFFFE  # the "rank" whose random stream rounds what is loaded: the same on all ranks
 
 
 def round_by_chance(x: Tensor, key: int) -> Tensor:  # (n,) float32 -> (n,) bfloat16

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.starting import LAUNCHER, LOCAL, _is_command, is_silent
+from thinwire.starting import LAUNCHER, LOCAL, is_silent
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,9 +62,9 @@ def test_the_installed_script_ends_alike_and_one_rank_speaks(started: Path) -> N
 
 
 def test_a_script_that_imports_the_library_keeps_its_own_ctrl_c(started: Path) -> None:
-    code = "import signal, thinwire; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    assert run(started, "nothing", "-c", code).stdout == "True\n"
-    done = run(started, "torch", "-c", "import thinwire")
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert run(started, "nothing", "-c", f"import thinwire.cli; thinwire.attach; {code}").stdout == "True\n"
+    done = run(started, "torch", "-c", "import thinwire; thinwire.attach")
     assert "KeyboardInterrupt" in done.stderr
 
 
@@ -83,13 +83,3 @@ def test_only_a_rank_that_a_launcher_started_leaves_it_to_rank_0(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert is_silent() is silent
-
-
-@pytest.mark.parametrize(("line", "is_it"), [
-    ("python -m thinwire train", True), ("python -u -X dev -m thinwire", True), ("python /a/bin/thinwire info", True),
-    ("python -W error /a/bin/thinwire", True), ("python train.py -m thinwire", False), ("python -m pytest", False),
-    ("python -m thinwire.lab.bench.cluster_worker", False), ("python", False), ("python -c thinwire", False),
-    ("python -m torch.distributed.run -m thinwire", False), ("python /thinwire/train.py", False),
-])  # fmt: skip
-def test_what_is_the_command(line: str, is_it: bool) -> None:
-    assert _is_command(line.split()) is is_it

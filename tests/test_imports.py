@@ -1,11 +1,8 @@
-"""Importing does no work, imports point one way, and every registered method keeps its contract."""
+"""Imports point one way, and every registered method keeps its contract."""
 
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
-import sys
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
@@ -81,39 +78,6 @@ def test_imports_point_one_way() -> None:
                 wrong.append(f"{path.relative_to(PACKAGE)} imports {target}")
     assert not wrong, wrong
     assert set(height) <= set(files().values()), "a part that is listed is not there"
-
-
-def test_importing_does_no_work() -> None:
-    """No process group, no thread, no CUDA, no random numbers, no network library, and no command line."""
-    code = """
-import json, random, sys, threading
-import numpy, torch
-torch.manual_seed(7)
-def dice():
-    return torch.get_rng_state().tolist(), repr(random.getstate()), numpy.random.get_state()[1].tolist()
-before = dice()
-threads = threading.active_count()
-import thinwire
-print(json.dumps({
-    "group": torch.distributed.is_initialized(),
-    "threads": threading.active_count() - threads,
-    "cuda": torch.cuda.is_initialized(),
-    "random": before != dice(),
-    "heavy": [m for m in ("typer", "rich", "thinwire.cli", "thinwire.lab.recipes") if m in sys.modules],
-}))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True, timeout=120
-    )
-    expected = {"group": False, "threads": 0, "cuda": False, "random": False, "heavy": []}
-    assert json.loads(done.stdout) == expected
-    assert not done.stderr.strip()
-
-
-def test_public_names_are_there_and_sorted() -> None:
-    assert all(hasattr(thinwire, name) for name in thinwire.__all__)
-    assert len(set(thinwire.__all__)) == len(thinwire.__all__)
-    assert thinwire.__version__.count(".") == 2
 
 
 # --- contracts: a new name in METHODS is tested without being named here ---------------------------

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 from thinwire.edges import bucket_fusion as merging
 from thinwire.edges.bucket_fusion import BucketFusion, Spent, best_groups, finish, fixed_cost
+from thinwire.edges.wire import Wire
 from thinwire.transport import ThreadNet, ThreadWorld
 
 times = st.floats(0.0, 10.0)
@@ -126,7 +127,7 @@ def test_merging_changes_no_bit(cluster: Any, spec: str) -> None:
 def forced(group: dist.ProcessGroup, how: str) -> tuple[torch.Tensor, int]:
     """Eight steps with THINWIRE_MERGE; the parameters, and the exchanges of the last step."""
     calls: list[int] = []
-    exchange = thinwire.edges.wire.Wire._exchange
+    exchange = Wire._exchange
 
     def counted(wire: Any, *arguments: Any) -> None:
         calls.append(arguments[2])
@@ -134,7 +135,7 @@ def forced(group: dist.ProcessGroup, how: str) -> tuple[torch.Tensor, int]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("THINWIRE_MERGE", how)
-        patch.setattr(thinwire.edges.wire.Wire, "_exchange", counted)
+        patch.setattr(Wire, "_exchange", counted)
         parameters, plan = trained(group, "dgc:density=0.05,dense_below=0,values=fp32,factor_masking=true", "measured")
     assert plan is None
     return parameters, calls.count(max(calls))

@@ -1,31 +1,36 @@
-"""Data-parallel PyTorch training over thin networks: compressed gradients as one line in a training script."""
+"""Data-parallel PyTorch training over thin networks: compressed gradients as one line in a training script.
 
-# ruff: noqa: E402
+Importing this does no work: the first use of a public name imports the module that defines it, and torch with it.
+"""
 
-from thinwire import starting
+from __future__ import annotations
 
-starting.expect_ctrl_c()  # the command's alone, and before the seconds that torch takes
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from thinwire.advisor.advice import Advice, advise
-from thinwire.attach import attach
-from thinwire.edges.wire import Wire
-from thinwire.engine.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup
-from thinwire.errors import DetachedError, ExchangeError, FrameError, ReplicaError
-from thinwire.methods import (
-    DGC,
-    METHODS,
-    BlockSign,
-    Dense,
-    GradientDropping,
-    GTopK,
-    Method,
-    Noop,
-    SignSGD,
-    TernGrad,
-    parse_method,
-)
-from thinwire.reducer import Reducer
-from thinwire.stats import Stats
+if TYPE_CHECKING:  # what type checkers and editors read; _MODULES says the same at run time
+    from thinwire.advisor.advice import Advice, advise
+    from thinwire.attach import attach
+    from thinwire.edges.wire import Wire
+    from thinwire.engine.schedules import DropRatioWarmup, ExponentialWarmup, ListedWarmup
+    from thinwire.errors import DetachedError, ExchangeError, FrameError, ReplicaError
+    from thinwire.methods import (
+        DGC,
+        METHODS,
+        BlockSign,
+        Dense,
+        GradientDropping,
+        GTopK,
+        Method,
+        Noop,
+        SignSGD,
+        TernGrad,
+        parse_method,
+    )
+    from thinwire.reducer import Reducer
+    from thinwire.stats import Stats
 
 __version__ = "0.1.0"
 
@@ -55,3 +60,62 @@ __all__ = [
     "attach",
     "parse_method",
 ]
+
+_MODULES = {  # where each public name is defined
+    "Advice": "thinwire.advisor.advice",
+    "BlockSign": "thinwire.methods",
+    "DGC": "thinwire.methods",
+    "Dense": "thinwire.methods",
+    "DetachedError": "thinwire.errors",
+    "DropRatioWarmup": "thinwire.engine.schedules",
+    "ExchangeError": "thinwire.errors",
+    "ExponentialWarmup": "thinwire.engine.schedules",
+    "FrameError": "thinwire.errors",
+    "GTopK": "thinwire.methods",
+    "GradientDropping": "thinwire.methods",
+    "ListedWarmup": "thinwire.engine.schedules",
+    "METHODS": "thinwire.methods",
+    "Method": "thinwire.methods",
+    "Noop": "thinwire.methods",
+    "Reducer": "thinwire.reducer",
+    "ReplicaError": "thinwire.errors",
+    "SignSGD": "thinwire.methods",
+    "Stats": "thinwire.stats",
+    "TernGrad": "thinwire.methods",
+    "Wire": "thinwire.edges.wire",
+    "advise": "thinwire.advisor.advice",
+    "attach": "thinwire.attach",
+    "parse_method": "thinwire.methods",
+}
+
+
+def _load(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value  # from now on without a detour
+    return value
+
+
+if not TYPE_CHECKING:  # hidden from type checkers, for which any misspelt name would exist otherwise
+    __getattr__ = _load
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
+
+
+class _Package(ModuleType):
+    """Keeps ``thinwire.attach`` the function, although a module has the same name.
+
+    Whoever imports that module makes Python set it as the package's attribute.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _MODULES and isinstance(value, ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

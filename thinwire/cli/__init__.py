@@ -1,82 +1,43 @@
-"""The command `thinwire`: one file a verb."""
+"""The command `thinwire`: one file a verb.
+
+Importing this is light: the verbs, and torch with them, are imported when a command line is run.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any
 
-import typer
-
-import thinwire
-from thinwire import kernels, starting
-from thinwire.cli import _complaints, advise, bench, cluster, info, report, train
-from thinwire.cli._help import Command, Group
+from thinwire import starting
 from thinwire.cli._text import room, wrapped
 
-app = typer.Typer(
-    name="thinwire",
-    cls=Group,
-    help="Data-parallel PyTorch training over thin wires.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.command("train", cls=Command)(train.train)
-app.command("cluster", cls=Command, context_settings={"allow_interspersed_args": False})(cluster.cluster)
-app.command("report", cls=Command)(report.report)
-app.command("advise", cls=Command)(advise.advise)
-app.command("info", cls=Command)(info.info)
-app.add_typer(bench.app, name="bench")
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"thinwire {thinwire.__version__}")
-        raise typer.Exit()
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end."),
-    ] = False,
-) -> None:
-    try:
-        kernels.describe()
-    except (ValueError, RuntimeError) as error:
-        raise _complaints.Complaint(f"{error}.") from error
+LAB = ("typer", "rich")  # what every verb needs and the library does not
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; mistakes are answered with one sentence."""
-    try:
-        result: Any = app(list(arguments), prog_name="thinwire", standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except _complaints.Complaint as complaint:
-        return _complain(str(complaint), complaint.exit_code)
-    except _complaints.CLICK_ERROR as error:
-        sentence = _complaints.sentence_of(error)
-        return _complain(sentence, 2) if sentence else 2
-    except typer.Exit as end:
-        return end.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        return _complain(starting.CTRL_C, 130)
+    missing = [package for package in LAB if importlib.util.find_spec(package) is None]
+    if missing:
+        return complain(f"the command needs {' and '.join(missing)}: pip install 'thinwire[lab]'.", 2)
+    from thinwire.cli import _verbs  # torch: seconds
+
+    starting.started()
+    return _verbs.run(arguments)
 
 
-def _complain(sentence: str, exit_code: int) -> int:
+def complain(sentence: str, exit_code: int) -> int:
+    """Say on stderr why the command ends."""
     # Under torchrun every rank finds the same mistake: rank 0 says so, and the others wait a little with ending,
-    # because torchrun stops all that are left when the first one ends. A failure can be that of one rank alone.
-    if starting.is_silent() and exit_code != _complaints.Failure.exit_code:
+    # because torchrun stops all that are left when the first one ends. A failure (1) can be that of one rank alone.
+    if starting.is_silent() and exit_code != 1:
         time.sleep(1)
         return exit_code
     print(wrapped(f"thinwire: {sentence}", room(sys.stderr)), file=sys.stderr, flush=True)
-    if os.environ.get("THINWIRE_DEBUG"):
+    if os.environ.get("THINWIRE_DEBUG") and sys.exc_info()[0] is not None:
         traceback.print_exc()
     return exit_code
 
@@ -84,8 +45,8 @@ def _complain(sentence: str, exit_code: int) -> int:
 def main() -> None:
     """The entry point of the installed command."""
     try:
-        starting.started()
+        starting.expect_ctrl_c()
         exit_code = run(sys.argv[1:])
     except KeyboardInterrupt:  # right before or after the command
-        exit_code = _complain(starting.CTRL_C, 130)
+        exit_code = complain(starting.CTRL_C, 130)
     sys.exit(exit_code)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import thinwire
+from thinwire import cli
 
 ROOT = Path(thinwire.__file__).parents[1]
 SENTENCE = "thinwire: the command needs typer and rich: pip install 'thinwire[lab]'.\n"
@@ -176,3 +177,14 @@ def test_public_names_behave_like_those_of_any_module() -> None:
         thinwire.atach  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError):
         exec("from thinwire import atach")
+
+
+def test_every_install_line_names_an_extra_that_is_there() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no TOML reader")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert [re.match(r"\w+", text)[0] for text in project["dependencies"]] == ["torch", "numpy"]  # type: ignore[index]
+    assert set(cli.LAB) <= {re.match(r"\w+", text)[0] for text in extras["lab"]}  # type: ignore[index]
+    for path in (ROOT / "README.md", ROOT / "Makefile", *(ROOT / "thinwire").rglob("*.py")):
+        for named in re.findall(r"(?:thinwire|'\.|\"\.)\[([\w,]+)\]", path.read_text()):
+            assert set(named.split(",")) <= set(extras), f"{path}: {named}"

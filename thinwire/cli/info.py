@@ -18,7 +18,7 @@ from thinwire.lab.bench.rows import commit
 
 EXTRAS = {  # package: the extra that brings it, and what it is for
     "matplotlib": ("figures", "thinwire report --figures"),
-    "sacrebleu": ("recipes", "BLEU in the translation recipes"),
+    "sacrebleu": ("lab", "BLEU in the translation recipes"),
     "tensorboard": ("tensorboard", "thinwire train --tensorboard"),
 }
 

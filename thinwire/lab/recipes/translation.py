@@ -35,7 +35,7 @@ class TranslationRecipe(Recipe):
         """Learn the subwords from the training sentences, and put all sentences on the device as numbers."""
         if importlib.util.find_spec("sacrebleu") is None:
             raise ValueError(
-                f"recipe {self.name!r} judges with BLEU, which needs sacrebleu: pip install 'thinwire[recipes]'"
+                f"recipe {self.name!r} judges with BLEU, which needs sacrebleu: pip install 'thinwire[lab]'"
             )
         self.subwords = Subwords([*train[0], *train[1]], self.num_pieces)
         self.sources, self.source_lengths = self._numbers(train[0])

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import thinwire
 from thinwire.edges import fixed_buckets as regroup
-from thinwire.edges.ddp import exchanged_by_ddp
+from thinwire.torch_private import exchanged_by_ddp
 
 METHODS = ["dgc", "terngrad", "gtopk", "dense"]  # int8 in groups of its own, buckets that merge, the whole model, plain
 

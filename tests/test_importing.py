@@ -56,7 +56,7 @@ for name in thinwire.__all__:
     getattr(thinwire, name)
 added = {module.split(".")[0] for module in set(sys.modules) - modules} - sys.stdlib_module_names
 untouched = light_untouched and before == state()
-lab = [module for module in sys.modules if module.startswith(("thinwire.cli", "thinwire.lab.recipes", "thinwire.lab.bench"))]
+lab = [module for module in sys.modules if module.startswith(("thinwire.cli", "thinwire.lab"))]
 print(json.dumps({"light": light, "untouched": untouched, "added": sorted(added), "lab": lab}))
 """
 

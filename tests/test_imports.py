@@ -21,7 +21,7 @@ PACKAGE = Path(thinwire.__file__).parent
 
 # From the ground up: a module may import from its own line and from the lines above it.
 LAYERS = [
-    {"errors", "stats", "starting"},
+    {"errors", "stats", "starting", "torch_private"},
     {"kernels"},
     {"transport"},
     {"engine"},

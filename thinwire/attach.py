@@ -10,12 +10,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.advisor.auto import Auto
 from thinwire.edges.bucket_fusion import choice as fusion_choice
-from thinwire.edges.ddp import THAWED, exchanged_by_ddp, has_foreign_hook, ignored_by_ddp, is_attached
+from thinwire.edges.ddp import THAWED, has_foreign_hook, is_attached
 from thinwire.edges.wire import Wire
 from thinwire.engine.hierarchy import sends_nothing
 from thinwire.engine.step_skipper import Scaler
 from thinwire.methods import Dense, Method
 from thinwire.reducer import EdgeTerms, HierarchySpec, Reducer
+from thinwire.torch_private import exchanged_by_ddp, ignored_by_ddp, uncompiled
 
 log = logging.getLogger("thinwire")
 
@@ -54,7 +55,7 @@ def attach(
     step, until it settles. ``check_replicas_every=n`` compares a hash of all parameters between the ranks every n
     optimizer steps (8 bytes a rank) and raises a ReplicaError that names what differs, and where.
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile(ddp_model)
+    model = uncompiled(model)
     if isinstance(model, torch.optim.Optimizer):
         raise ValueError(
             f"attach takes the model first and the optimizer second, and {type(model).__name__} came first"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.advisor.cost import Bucket, ExchangeCost, Plan, Prediction, Workload, plan_exchange, predict
@@ -24,6 +23,7 @@ from thinwire.advisor.microbench import DryRun, ExchangeBenchmark
 from thinwire.engine.layout import Layout
 from thinwire.methods import DGC, GradientDropping, GTopK, Method
 from thinwire.methods.base import Rows
+from thinwire.torch_private import bucket_assignment
 from thinwire.transport import Net, TorchNet, overhead
 
 Step = Callable[[], object]
@@ -158,7 +158,7 @@ def buckets_of(parameters: Mapping[str, Tensor], ready_s: Mapping[str, float]) -
     ordinals = {name: ordinal for ordinal, name in enumerate(parameters)}
     order = sorted(parameters, key=lambda name: (ready_s[name], -ordinals[name]))
     tensors = [parameters[name].detach() for name in order]
-    groups, _ = dist._compute_bucket_assignment_by_size(tensors, [FIRST_BUCKET, BUCKET])
+    groups = bucket_assignment(tensors, (FIRST_BUCKET, BUCKET))
     buckets = []
     for places in groups:
         members = [order[place] for place in sorted(places)]

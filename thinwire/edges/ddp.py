@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinwire.engine.worker import Bucket
 from thinwire.errors import DetachedError
+from thinwire.torch_private import after_backward, backward_is_running, has_comm_hook
 from thinwire.transport.device_time import mark
 
 log = logging.getLogger("thinwire")
@@ -66,12 +66,12 @@ class Router:
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[cuda] if cuda else None)
         ready = mark(cuda) if cuda else None
         gradients = list(buffer.split([parameter.numel() for parameter in parameters]))
-        last, in_backward = bucket.is_last(), torch._C._current_graph_task_id() != -1
+        last, in_backward = bucket.is_last(), backward_is_running()
         ours = Bucket(parameters, gradients, buffer, future, last, ready, in_backward=in_backward)
         if in_backward:
             self._backward.append(ours)
             if last:
-                _engine.queue_callback(self._at_the_end)
+                after_backward(self._at_the_end)
         target(ours)
         if last:
             self.saw_forward = False
@@ -84,7 +84,7 @@ class Router:
     def _at_the_end(self) -> None:
         # DDP waits for its futures in a callback of this kind, which is queued behind this one. An error raised behind
         # that keeps its type and its one sentence, and leaves DDP able to go on.
-        _engine.queue_callback(self._raise_errors)
+        after_backward(self._raise_errors)
 
     def _raise_errors(self) -> None:
         buckets, self._backward = self._backward, []
@@ -100,7 +100,6 @@ class Router:
             self.saw_forward = True
 
 
-_engine = torch.autograd.Variable._execution_engine
 _routers: "weakref.WeakKeyDictionary[DistributedDataParallel, Router]" = weakref.WeakKeyDictionary()
 
 
@@ -122,29 +121,4 @@ def is_attached(model: DistributedDataParallel) -> bool:
 
 def has_foreign_hook(model: DistributedDataParallel) -> bool:
     """Whether somebody else registered a communication hook; DDP takes one in a model's life."""
-    return model not in _routers and bool(getattr(model, "_comm_hooks", []))
-
-
-def ignored_by_ddp(model: DistributedDataParallel) -> set[str]:
-    """The names of parameters that the user told DDP to leave alone."""
-    return getattr(model, "parameters_to_ignore", set())
-
-
-def exchanged_by_ddp(model: DistributedDataParallel) -> list[Tensor]:
-    """The parameters that DDP exchanges: those that were trained when it was made, whatever they are now.
-
-    DDP's reducer tells only by way of its buckets, for which it makes zeros of the size of all gradients; nobody reads
-    them here, so it is given the buckets' own memory instead.
-    """
-    with _NoZeros():
-        buckets = model.reducer._get_zeros_like_grad_buckets()
-    return [parameter for bucket in buckets for parameter in bucket.parameters()]
-
-
-class _NoZeros(TorchDispatchMode):
-    """Where zeros like a tensor are asked for, the tensor itself takes their place."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.zeros_like.default:
-            return args[0].detach()
-        return func(*args, **(kwargs or {}))
+    return model not in _routers and has_comm_hook(model)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.edges.bucket_fusion import Meter
 from thinwire.edges.bucket_planner import BucketPlanner
-from thinwire.edges.ddp import THAWED, Router, ignored_by_ddp, router_of
+from thinwire.edges.ddp import THAWED, Router, router_of
 from thinwire.engine.context import Hyper
 from thinwire.engine.local_gradients import DRIFTED
 from thinwire.engine.worker import Bucket
@@ -22,6 +22,7 @@ from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
 from thinwire.monitor.user_warning import warn_user
 from thinwire.reducer import Reducer
 from thinwire.stats import Stats
+from thinwire.torch_private import backward_is_running, divides_by_all_ranks, has_joined, ignored_by_ddp
 from thinwire.transport.failures import FailureDetector
 
 
@@ -146,7 +147,7 @@ class Wire:
     def _replicas(self) -> Mapping[str, Tensor] | None:
         """What should be equal on all ranks; not while ranks that ran out of inputs take no steps (Join), until DDP
         gives them the others' model."""
-        if self.model._join_config.enable:
+        if has_joined(self.model):
             return None
         ignored = ignored_by_ddp(self.model)
         return {name: p for name, p in self.model.module.named_parameters() if name not in ignored}
@@ -164,9 +165,9 @@ class Wire:
             thawed = next((name for name, p in self._frozen if p.requires_grad), None)
             if thawed is not None:
                 raise ValueError(THAWED.format(thawed))
-            if torch._C._current_graph_task_id() == -1:  # no backward pass is running
+            if not backward_is_running():  # no backward pass is running
                 self._planner.reset()
-        if self.model._join_config.enable:
+        if has_joined(self.model):
             self._check_join()
         evaluates = not self.model.training and not torch.is_grad_enabled()
         if self.reducer.drifted and evaluates and not self._warned_of_drift:
@@ -180,7 +181,7 @@ class Wire:
                 f"{self.method} applies every rank's own gradient, which ranks without inputs do not have; "
                 "use a method without local gradients inside a join, or even inputs"
             )
-        if not getattr(self.model, "_divide_by_initial_world_size", True):
+        if not divides_by_all_ranks(self.model):
             raise ValueError(
                 "join(divide_by_initial_world_size=False) cannot be done here: ranks without inputs go on sending what "
                 "they kept, so the mean is always over all ranks; leave it at its default, True"
@@ -189,7 +190,7 @@ class Wire:
     @property
     def _shadows(self) -> bool:
         """Whether this rank has run out of inputs and only answers the exchanges of the others, with zeros."""
-        return bool(self.model._join_config.enable) and not self._router.saw_forward
+        return has_joined(self.model) and not self._router.saw_forward
 
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import first_nonfinite
+from thinwire.torch_private import has_scaled
 from thinwire.transport import Net
 
 
@@ -47,7 +48,7 @@ class StepSkipper:
             return 1.0
         # torch makes the tensor when scale() is first called; until then get_scale() tells what it will be.
         is_torchs = getattr(type(self.scaler), "scale", None) is torch.amp.GradScaler.scale
-        self._unscaled = is_torchs and getattr(self.scaler, "_scale", self) is None and self.scaler.get_scale() != 1.0
+        self._unscaled = is_torchs and not has_scaled(self.scaler) and self.scaler.get_scale() != 1.0
         return float(self.scaler.get_scale())
 
     def passes(self, gradients: Sequence[Tensor], net: Net) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thinwire.monitor.user_warning import warn_user
+from thinwire.torch_private import after_backward, backward_is_running, version_of
 
 STEPS = 3  # optimizer steps that are looked at: a loop that clips does so at every one
 SENTENCE = (
@@ -36,13 +36,12 @@ class ClipAfterExchangeWarning:
     def after_backward(self) -> None:
         """Called inside the backward pass, by its last bucket: DDP writes the gradients behind everything, in a
         callback of the engine that is queued after this one's and before the one that this one queues."""
-        if self._steps >= STEPS or torch._C._current_graph_task_id() == -1:  # done, or a rank without inputs
+        if self._steps >= STEPS or not backward_is_running():  # done, or a rank without inputs
             return
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(self._note))
+        after_backward(lambda: after_backward(self._note))
 
     def _note(self) -> None:
-        self._seen = [(p.grad, p.grad._version) for p in self._parameters if p.grad is not None]
+        self._seen = [(p.grad, version_of(p.grad)) for p in self._parameters if p.grad is not None]
 
     def before_step(self, method: Any) -> None:
         """Called before the optimizer's step with the wire's method."""
@@ -50,6 +49,6 @@ class ClipAfterExchangeWarning:
             return
         self._steps += 1
         seen, self._seen = self._seen, []
-        if hasattr(method, "clip_norm") and any(grad._version != version for grad, version in seen):
+        if hasattr(method, "clip_norm") and any(version_of(grad) != version for grad, version in seen):
             self._steps = STEPS
             warn_user(SENTENCE.format(method.name))

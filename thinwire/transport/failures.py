@@ -9,7 +9,6 @@ a period nothing is written or asked. What a wire does here never takes part in 
 from __future__ import annotations
 
 import json
-import os
 import queue
 import secrets
 import threading
@@ -23,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import ExchangeError
+from thinwire.torch_private import agent_hosts_store, is_tcp, store_of
 
 DEFAULT_TIMEOUT_S = 1800.0  # torch's own for Gloo
 ROLL_PERIODS = 2.5  # how long signs of life are waited for
@@ -121,12 +121,11 @@ def failure_detector_of(group: dist.ProcessGroup, device: torch.device, timeout_
     """
     token = torch.tensor([secrets.randbits(62)], device=device)
     dist.broadcast(token, group=group, group_src=0)
-    store = dist.distributed_c10d._world.pg_map[group][1]
+    store = store_of(group)
     store_host = None
-    if isinstance(getattr(store, "_underlying_non_prefix_store", None), dist.TCPStore):
+    if is_tcp(store):
         store = store.clone() if hasattr(store, "clone") else store
-        agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # the store then belongs to no rank
-        store_host = None if agents else 0
+        store_host = None if agent_hosts_store() else 0
     ranks = dist.get_process_group_ranks(group)
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     return FailureDetector(

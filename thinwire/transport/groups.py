@@ -12,18 +12,9 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import FrameError
+from thinwire.torch_private import num_groups, timeout_of
 from thinwire.transport import BystanderNet, Net, TorchNet
 from thinwire.transport.failures import RESERVE_PERIODS, period_s
-
-
-def timeout_of(parent: dist.ProcessGroup, device: torch.device) -> timedelta | None:
-    """The timeout that the user gave to the parent group; None (torch's default) where torch does not say."""
-    try:
-        timeout = parent._get_backend(device).options._timeout
-    except (AttributeError, RuntimeError):
-        return None
-    return timeout if isinstance(timeout, timedelta) else None
-
 
 # Groups that were given back, by the group that they were made from and by their ranks. Every group costs threads that
 # poll, but it cannot be destroyed and made again: torch gives a group of a subgroup the name of an earlier one when the
@@ -65,7 +56,7 @@ def _new_group(parent: TorchNet, ranks: list[int]) -> Any:
         return dist.new_group(ranks, **options)
     # Only some ranks of the world are here. torch then names a group by its ranks and by how many groups a process
     # knows, and waits for ever when the members' counts differ: those who know fewer make groups of one first.
-    counts = gather_texts(parent, str(len(dist.distributed_c10d._world.pg_names)))
+    counts = gather_texts(parent, str(num_groups()))
     me = [dist.get_rank()]
     for _ in range(max(map(int, counts)) - int(counts[parent.rank])):  # never destroyed: names would come back
         dist.new_group(me, use_local_synchronization=True, **options)

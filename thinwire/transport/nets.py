@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import ExchangeError, NonFiniteError
+from thinwire.torch_private import timeout_of
 from thinwire.transport.failures import FailureDetector, failure_detector_of
-from thinwire.transport.groups import acquire_group, release_group, timeout_of
+from thinwire.transport.groups import acquire_group, release_group
 from thinwire.transport.processes import TorchNet
 
 MachineGroups = tuple[tuple[int, ...], ...]  # the ranks of every machine

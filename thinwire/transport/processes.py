@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ExchangeError
+from thinwire.torch_private import is_alive
 from thinwire.transport.device_time import DeviceSpans, mark
 from thinwire.transport.failures import FailureDetector, reason_of
 from thinwire.transport.net import Counted, OverlapWith
@@ -60,7 +61,7 @@ class TorchNet(Counted):
     @property
     def alive(self) -> bool:
         """Whether the process group still exists."""
-        return self.group in dist.distributed_c10d._world.pg_map
+        return is_alive(self.group)
 
     def _call(self, work: Callable[[], Any], peer: int | None = None) -> None:
         """Do what waits for other ranks; ``peer`` is the only one of them, where it is only one."""

@@ -64,7 +64,8 @@ class JointStep:
 
     def _record(self) -> torch.cuda.CUDAGraph:
         branches = [branch for branch in self._branches if branch is not None]
-        drawing = (nn.modules.dropout._DropoutNd, nn.RNNBase)  # a replay would draw the same numbers again
+        dropout = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+        drawing = (*dropout, nn.RNNBase)  # a replay would draw the same numbers again
         assert not any(isinstance(m, drawing) for b in branches for m in b.module.modules())
         if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):  # of torch 2.10
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # only leaves, whose stream is free

@@ -346,7 +346,7 @@ def evaluate(recipe: Recipe, module: nn.Module, method: thinwire.Method, net: Gr
 def share_batch_statistics(module: nn.Module, net: GroupNet) -> None:
     """Give all ranks rank 0's running means and variances, the ones that DDP would have given them at every step."""
     for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)):
             for buffer in part.buffers():
                 net.broadcast(buffer, 0)
 

@@ -18,7 +18,7 @@ from thinwire.checkpoint.format import STATE_FORMAT, StateShape, pack, state_for
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.hierarchy import machine_groups
-from thinwire.engine.layout import memory_flat, shaped_like
+from thinwire.engine.layout import Layout, memory_flat, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.norms import UNMEASURED
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
@@ -30,6 +30,7 @@ from thinwire.methods import Method, parse_method
 from thinwire.methods.running import RunningMethod
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.monitors import Monitors
+from thinwire.monitor.stragglers import SAMPLE_EVERY
 from thinwire.stats import Stats
 from thinwire.transport import Net, TorchNet, overhead
 from thinwire.transport.groups import check_agreement
@@ -48,6 +49,27 @@ class Progress:
     optimizer_steps: int = 0
     dense_bytes: int = 0
     spent: Clock = field(default_factory=Clock)  # by the methods before the last switch
+
+
+class NewGradients:
+    """The null object of an open step (thinwire/edges/open_step.py): all of the gradients is new."""
+
+    def new_only(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+        return
+
+    def enter(
+        self, layout: Layout, parts: Sequence[Tensor], hypers: tuple[Hyper, ...], weights: tuple[Tensor, ...]
+    ) -> tuple[tuple[Hyper, ...], tuple[Tensor, ...]]:
+        return hypers, weights
+
+    def leave(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+        return
+
+    def written(self, layout: Layout, gradients: Sequence[Tensor]) -> None:
+        return
+
+
+NEW_GRADIENTS = NewGradients()
 
 
 @dataclass(frozen=True)
@@ -129,7 +151,8 @@ class Reducer:
         health = Guard(guard, guard_every) if guard is not None else None
         self.monitors = Monitors(self.nets, health, check_replicas_every, lambda: self.parameters)
         self.running = RunningMethod(chosen, self.parameters, self.nets, view.is_sgd)
-        self.worker = Worker(self.nets.compute_device)
+        self.worker = Worker(self.nets.compute_device, self.nets.report)
+        self.stepped: Callable[[], None] = lambda: None  # called after every step of the optimizer that counts
         self.drifted = False  # the ranks' parameters differ, and this is not inside averaged()
         self._pending: dict[str, Tensor] = {}  # gradients that enter the next exchange
         self._attached = True
@@ -162,16 +185,17 @@ class Reducer:
         self.progress.passes += 1
 
         def work() -> None:
+            self.nets.step = step
             if self.skipper is not None and not self.skipper.passes(list(parts.values()), self.nets.own):
                 self.progress.step -= 1  # the step did not happen: schedules and random numbers stay where they were
                 return
             for group in self._groups(tuple(sorted(ordinals))):
                 self.exchange({place: parts[place] for place in group}, hypers, step, scale)
             self.monitors.step_exchanged(step, self.running)
-            if self.monitors.samples_pace(self.progress.passes, self.running):
+            if self.progress.passes % SAMPLE_EVERY == 0 and self.monitors.compares_pace(self.running):
                 self.monitors.sample_pace()
 
-        self.worker.run(lambda: self.at_step(step, work))
+        self.worker.run(work)
         for place, name in ordinals.items():
             _copy_back(parts[place], self.parameters[name], gradients[name])
 
@@ -200,57 +224,61 @@ class Reducer:
         cut = [tuple(sorted(given.intersection(group))) for group in groups]
         return [group for group in cut if group]
 
-    def at_step(self, step: int, work: Callable[[], None]) -> None:
-        """Do what exchanges; the other ranks, who would wait for this one, learn of an error of its own."""
-        self.nets.at_step(step)
-        try:
-            work()
-        except Exception as error:
-            self.nets.report(error)
-            raise
-
     def exchange(
         self,
         gradients: Mapping[int, Tensor],
         hypers: Mapping[int, Hyper],
         step: int,
         scale: float = 1.0,
+        *,
         apply: bool = False,
+        entering: Any = NEW_GRADIENTS,
     ) -> None:
         """Replace flat gradients, by their places in the model, by the group's mean.
 
         They carry a factor ``scale``. With ``apply`` the update is applied at once where weight decay acts in front of
-        the compression: on a rank whose optimizer will take no step.
+        the compression: on a rank whose optimizer will take no step. ``entering`` tells what of the gradients is new.
         """
         # By name order, not bucket order: the same flat vector whatever the buckets were.
         layout = self.running.layout(tuple(sorted(gradients)))
-        context = ExchangeContext(
-            layout,
-            step,
-            tuple(hypers[segment.ordinal] for segment in layout.segments),
-            tuple(self.parameters[segment.name] for segment in layout.segments),
-        )
+        segments = layout.segments
         with torch.no_grad():
-            given = [gradients[segment.ordinal] for segment in layout.segments]
+            given = [gradients[segment.ordinal] for segment in segments]
             parts = [part.to(torch.float32) for part in given]  # the gradient itself where it is float32 already
+            entering.new_only(layout, parts)
             if scale != 1.0:
                 torch._foreach_div_(parts, scale)
+            weights = tuple(self.parameters[segment.name] for segment in segments)
+            entered = tuple(hypers[segment.ordinal] for segment in segments)
+            entered, weights = entering.enter(layout, parts, entered, weights)
             if self._pending:
-                self._add_pending(layout.segments, parts)
-            norms = self.monitors.norms(step)
+                self._add_pending(segments, parts)
+            context = ExchangeContext(layout, step, entered, weights)
+            norms = self.monitors.norms(step) if self.monitors.health is not None else UNMEASURED
             self.progress.dense_bytes += 4 * layout.numel
-            measured = self.running.aggregator.reduce(
-                context, parts, norms.of_gradients(parts) if norms is not None else UNMEASURED
-            )
-            self.monitors.add(step, measured)
+            norms = self.running.aggregator.reduce(context, parts, norms.of_gradients(parts))
+            self.monitors.add(step, norms)
             if apply and self.running.takes_weight_decay:
                 # No step follows here, but this rank's share of the weight decay needs the parameters of the moment.
-                self._apply({segment.name: part for segment, part in zip(layout.segments, parts, strict=True)})
+                self._apply({segment.name: part for segment, part in zip(segments, parts, strict=True)})
             if scale != 1.0:
                 torch._foreach_mul_(parts, scale)
+            entering.leave(layout, parts)
             for gradient, part in zip(given, parts, strict=True):
                 if gradient is not part:
                     gradient.copy_(part)
+            entering.written(layout, given)
+
+    def copy_of(self, name: str) -> Any:
+        """Copies of all that a method with a memory keeps of a parameter."""
+        return self.running.copy_of(name), self._pending.get(name)
+
+    def put_back(self, name: str, copies: Any) -> None:
+        """Keep again what ``copy_of`` gave."""
+        kept, pending = copies
+        self.running.put_back(name, kept)
+        if pending is not None:
+            self._pending[name] = pending
 
     def _add_pending(self, segments: Iterable[Any], parts: Sequence[Tensor]) -> None:
         for segment, part in zip(segments, parts, strict=True):
@@ -263,6 +291,7 @@ class Reducer:
     def _after_optimizer_step(self, *_: Any) -> None:
         if self.skipper is not None and self.skipper.was_skipped():
             return
+        self.stepped()
         progress, interval = self.progress, self.method.averaging_interval
         progress.optimizer_steps += 1
         averages = interval is not None and progress.optimizer_steps % interval == 0

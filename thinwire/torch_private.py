@@ -22,27 +22,40 @@ Model = TypeVar("Model")
 TESTED = ("2.13",)  # the torch versions on which the probes were run
 
 
+def _missing(of: str, name: str) -> RuntimeError:
+    return RuntimeError(f"torch {torch.__version__} has no {of}.{name}, which thinwire needs; use torch {TESTED[-1]}")
+
+
 def _read(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
-        of = getattr(owner, "__name__", type(owner).__name__)
-        raise RuntimeError(
-            f"torch {torch.__version__} has no {of}.{name}, which thinwire needs; use torch {TESTED[-1]}"
-        ) from None
+        raise _missing(getattr(owner, "__name__", type(owner).__name__), name) from None
 
 
 # ------------------------------------------------------------------------------------------------------- autograd
 
 
+def backward_id() -> int:
+    """Which backward pass this thread is inside of: the id of autograd's graph task, -1 outside."""
+    try:
+        return torch._C._current_graph_task_id()
+    except AttributeError:
+        raise _missing("_C", "_current_graph_task_id") from None
+
+
 def backward_is_running() -> bool:
-    """Whether this thread is inside a backward pass: the id of autograd's graph task, -1 outside."""
-    return bool(_read(torch._C, "_current_graph_task_id")() != -1)
+    """Whether this thread is inside a backward pass."""
+    return backward_id() != -1
 
 
 def after_backward(callback: Callable[[], None]) -> None:
     """Call this at the end of the backward pass that is running, behind what was queued so far: the engine's queue."""
-    _read(torch.autograd.Variable, "_execution_engine").queue_callback(callback)
+    try:
+        engine = torch.autograd.Variable._execution_engine
+    except AttributeError:
+        raise _missing("autograd.Variable", "_execution_engine") from None
+    engine.queue_callback(callback)
 
 
 def version_of(tensor: Tensor) -> int:

@@ -115,6 +115,14 @@ class BlockSignServer(Server):
         write_signs(parts, decoded.content.packed, decoded.content.scales, blocks)
         return decoded
 
+    def copy_of(self, name: str) -> Any:
+        return self.state.copy_of(name), self.ratio.rates.get(name)
+
+    def put_back(self, name: str, copies: Any) -> None:
+        vectors, rate = copies
+        self.state.put_back(name, vectors)
+        self.ratio.put_back(name, rate)
+
     def residual_square_sum(self) -> float:
         return self.state.square_sum("residual")
 

@@ -13,6 +13,12 @@ class StatelessCollective:
 
     kinds: ClassVar[tuple[str, ...]] = ()  # of vectors that a server keeps
 
+    def copy_of(self, name: str) -> Any:
+        return None
+
+    def put_back(self, name: str, copies: Any) -> None:
+        return
+
     def residual_square_sum(self) -> float:
         return 0.0
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from thinwire.edges.bucket_plan import WholeStep
+from thinwire.engine.worker import Bucket
 from thinwire.transport import Net, overhead
 
 log = logging.getLogger("thinwire")
@@ -221,3 +223,14 @@ def _all_gather_s(net: Net, nbytes: int, calls: int) -> float:
         net.all_gather(frame, pairwise=True)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
+
+
+class FusedBuckets(WholeStep):
+    """The groups of buckets that fusion found to be faster; each bucket alone until then."""
+
+    def __init__(self, fusion: BucketFusion) -> None:
+        super().__init__()
+        self.fusion = fusion
+
+    def ends_group(self, bucket: Bucket) -> bool:
+        return self.fusion.arrived(bucket.ordinals[0], bucket.buffer.numel(), bucket.is_last)

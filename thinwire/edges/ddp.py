@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engine.worker import Bucket
 from thinwire.errors import DetachedError
-from thinwire.torch_private import after_backward, backward_is_running, has_comm_hook
+from thinwire.torch_private import after_backward, backward_is_running, exchanged_by_ddp, has_comm_hook
 from thinwire.transport.device_time import mark
 
 log = logging.getLogger("thinwire")
@@ -43,8 +43,10 @@ class Router:
     and keep its model, for ever. It is the optimizer's hook that keeps a wire whose name the user let go.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_parameters: int) -> None:
         self.saw_forward = False  # since the last bucket; without one DDP shadows a pass of the others (Join)
+        self._num_parameters = num_parameters  # that DDP exchanges in every pass
+        self._arrived: set[int] = set()  # ids of the parameters whose buckets this pass has handed over
         self._target: weakref.WeakMethod[Callable[[Bucket], None]] | None = None
         self._backward: list[Bucket] = []  # of the backward pass that is running
 
@@ -66,8 +68,9 @@ class Router:
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[cuda] if cuda else None)
         ready = mark(cuda) if cuda else None
         gradients = list(buffer.split([parameter.numel() for parameter in parameters]))
-        last, in_backward = bucket.is_last(), backward_is_running()
-        ours = Bucket(parameters, gradients, buffer, future, last, ready, in_backward=in_backward)
+        in_backward = backward_is_running()
+        first, last = self._place(parameters)
+        ours = Bucket(parameters, gradients, buffer, future, last, ready, is_first=first, in_backward=in_backward)
         if in_backward:
             self._backward.append(ours)
             if last:
@@ -80,6 +83,21 @@ class Router:
         # Called by DDP's Join. torch hands a future's exception to C++ as if it were the result; raised in a callback
         # it arrives as an error.
         return future.then(_value)
+
+    def _place(self, parameters: list[Tensor]) -> tuple[bool, bool]:
+        """Count a bucket's parameters; return whether they begin a pass, and whether they complete it.
+
+        DDP's own ``is_last`` is False for every bucket of a static graph's first pass, where there are several.
+        """
+        ids = {id(parameter) for parameter in parameters}
+        if not ids.isdisjoint(self._arrived):  # an earlier pass was broken off
+            self._arrived = set()
+        first = not self._arrived
+        self._arrived |= ids
+        last = len(self._arrived) >= self._num_parameters
+        if last:
+            self._arrived = set()
+        return first, last
 
     def _at_the_end(self) -> None:
         # DDP waits for its futures in a callback of this kind, which is queued behind this one. An error raised behind
@@ -98,6 +116,8 @@ class Router:
             if self.target is None and module.training:
                 raise DetachedError(_DETACHED)
             self.saw_forward = True
+            if not backward_is_running():  # one may have been broken off
+                self._arrived = set()
 
 
 _routers: "weakref.WeakKeyDictionary[DistributedDataParallel, Router]" = weakref.WeakKeyDictionary()
@@ -107,7 +127,7 @@ def router_of(model: DistributedDataParallel) -> Router:
     """Return the model's router, registered with DDP on the first call."""
     router = _routers.get(model)
     if router is None:
-        router = Router()
+        router = Router(len(exchanged_by_ddp(model)))
         model.register_comm_hook(None, router.hook)
         model.register_forward_pre_hook(router.before_forward)
         _routers[model] = router

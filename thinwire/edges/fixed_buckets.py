@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thinwire.edges.bucket_plan import EachBucket
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.worker import Bucket
 
@@ -26,7 +27,7 @@ class Piece(Bucket):
             self.whole.complete(error)
 
 
-class FixedBuckets:
+class FixedBuckets(EachBucket):
     """Takes DDP's buckets as they come and gives groups out, each as soon as its last parameter is there.
 
     DDP hands over its buckets in one order on all ranks, so groups begin in one order as well.
@@ -45,8 +46,9 @@ class FixedBuckets:
         self._open: dict[int, int] = {}  # by id of a bucket: groups that still need it
         self._left = len(self._groups)
 
-    def arrived(self, bucket: Bucket, ordinals: Sequence[int]) -> list[list[Bucket]]:
-        """Take a bucket of parameters with these ordinals; return the groups that can be exchanged now, in pieces."""
+    def arrived(self, bucket: Bucket) -> list[list[Bucket]]:
+        """Take a bucket; return the groups that can be exchanged now, in pieces."""
+        ordinals = bucket.ordinals
         if not self._seen.isdisjoint(ordinals):  # an earlier backward pass was broken off
             self.reset()
         self._seen.update(ordinals)
@@ -77,6 +79,7 @@ class FixedBuckets:
                     buffer=bucket.buffer,
                     future=bucket.future,
                     is_last=bucket.is_last and not self._left,
+                    ordinals=[bucket.ordinals[place] for place in places],
                     ready=bucket.ready,
                     handed_s=bucket.handed_s,
                     in_backward=bucket.in_backward,

@@ -5,20 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.edges.bucket_fusion import Meter
-from thinwire.edges.bucket_planner import BucketPlanner
+from thinwire.edges.bucket_fusion import BucketFusion, FusedBuckets, Meter, choice
+from thinwire.edges.bucket_plan import EachBucket, WholeStep
 from thinwire.edges.ddp import THAWED, Router, router_of
+from thinwire.edges.fixed_buckets import FixedBuckets
+from thinwire.edges.open_step import Entering, Held, OpenStep
+from thinwire.engine.aggregators import Exchange
 from thinwire.engine.context import Hyper
 from thinwire.engine.local_gradients import DRIFTED
+from thinwire.engine.optimizer import OptimizerView
 from thinwire.engine.worker import Bucket
 from thinwire.methods import Method
 from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
+from thinwire.monitor.stragglers import SAMPLE_EVERY
 from thinwire.monitor.user_warning import warn_user
 from thinwire.reducer import Reducer
 from thinwire.stats import Stats
@@ -41,6 +47,10 @@ class Wire:
         self._clip_warning = ClipAfterExchangeWarning(parameters.values()) if watches else None
         self._handles: list[Any] = []
         self._used: set[int] = set()  # ids of the parameters that this pass used, where that is tracked
+        self._open = OpenStep(list(parameters.values()))
+        assert isinstance(reducer.view, OptimizerView)
+        self._watching = self._open.watch(reducer.view.optimizer)
+        reducer.stepped = self._open.stepped
         reducer.monitors.replicas = self._replicas
         self._router: Router = router_of(model)
         self._router.target = self._on_bucket
@@ -87,6 +97,7 @@ class Wire:
     def switch(self, method: Method | str) -> None:
         """Change the method between two steps; nothing that the old one kept is lost (see ``Reducer.switch``)."""
         self.reducer.switch(method)
+        self._open.restart()
         self._uninstall()
         self._install()
 
@@ -113,10 +124,12 @@ class Wire:
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Take up where ``state_dict`` left off, also with another number of ranks (``Reducer.load_state_dict``)."""
         self.reducer.load_state_dict(state)
+        self._open.restart()
 
     def load_checkpoint(self, checkpoint_id: str | os.PathLike[str], key: str = "wire") -> None:
         """Load what torch.distributed.checkpoint wrote, also with another number of ranks."""
         self.reducer.load_checkpoint(checkpoint_id, key)
+        self._open.restart()
 
     # ------------------------------------------------------------------------------------------------- assembling
 
@@ -125,7 +138,7 @@ class Wire:
         return bool(self.model.find_unused_parameters or self.model.static_graph)
 
     def _install(self) -> None:
-        self._planner = BucketPlanner(self.reducer, self._ordinals, self._may_have_unused)
+        self._plan = self._make_plan()
         if self._clip_warning is not None:
             self._handles.append(self.reducer.view.before_step(self._before_optimizer_step))
         self._handles.append(self.model.register_forward_pre_hook(self._before_forward))
@@ -135,6 +148,19 @@ class Wire:
             for parameter in self.reducer.parameters.values():
                 self._handles.append(parameter.register_post_accumulate_grad_hook(lambda p: used.add(id(p))))
 
+    def _make_plan(self) -> EachBucket:
+        """Which buckets are exchanged together: fixed, all, or what is found to be faster where no result changes."""
+        reducer = self.reducer
+        aggregator, independent = reducer.running.aggregator, reducer.method.bucket_independent
+        if aggregator.whole_model or reducer.skipper is not None:  # a step can only be passed over as a whole
+            return WholeStep()
+        if not independent:
+            return FixedBuckets([parameter.numel() for parameter in reducer.parameters.values()])
+        on_host = reducer.nets.compute_device.type == "cpu"  # elsewhere a call's end says nothing about its duration
+        if on_host and isinstance(aggregator, Exchange) and not self._may_have_unused and reducer.nets.own.size > 1:
+            return FusedBuckets(BucketFusion(choice(), rounds=aggregator.rounds))
+        return EachBucket()
+
     def _uninstall(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -143,6 +169,8 @@ class Wire:
     def _leave(self) -> None:
         self._router.target = None
         self._uninstall()
+        for handle in self._watching:
+            handle.remove()
 
     def _replicas(self) -> Mapping[str, Tensor] | None:
         """What should be equal on all ranks; not while ranks that ran out of inputs take no steps (Join), until DDP
@@ -166,7 +194,7 @@ class Wire:
             if thawed is not None:
                 raise ValueError(THAWED.format(thawed))
             if not backward_is_running():  # no backward pass is running
-                self._planner.reset()
+                self._plan.reset()
         if has_joined(self.model):
             self._check_join()
         evaluates = not self.model.training and not torch.is_grad_enabled()
@@ -190,36 +218,54 @@ class Wire:
     @property
     def _shadows(self) -> bool:
         """Whether this rank has run out of inputs and only answers the exchanges of the others, with zeros."""
-        return has_joined(self.model) and not self._router.saw_forward
+        return not self._router.saw_forward and has_joined(self.model)
 
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""
         reducer, progress = self.reducer, self.reducer.progress
-        for buckets in self._planner.arrived(bucket):
-            self._submit(buckets, progress.step)
-        if bucket.is_last:
-            if self._clip_warning is not None:
-                self._clip_warning.after_backward()
+        bucket.ordinals = [self._ordinals[id(p)] for p in bucket.parameters]
+        if bucket.is_first:
+            self._begin_pass()
+        step = progress.step
+        if bucket.is_last:  # counted before the exchange, which may say that the step did not happen
             progress.step += 1
+        for buckets in self._plan.arrived(bucket):
+            self._submit(buckets, step)
+        if bucket.is_last:
+            if self._clip_warning is not None and not self._clip_warning.ended:
+                self._clip_warning.after_backward()
             progress.passes += 1
-            if reducer.monitors.samples_pace(progress.passes, reducer.running):
+            if progress.passes % SAMPLE_EVERY == 0 and reducer.monitors.compares_pace(reducer.running):
                 reducer.worker.submit([], lambda _: reducer.monitors.sample_pace())
+
+    def _begin_pass(self) -> None:
+        """Count a pass to the step that earlier passes have begun, where there was no optimizer step in between."""
+        joined = has_joined(self.model)
+        if joined and not self._router.saw_forward:  # the others' optimizers step, and nothing here tells
+            self._open.stepped()
+        # Ranks that have run out of inputs count passes, so there all do.
+        if self._open.continues() and not joined:
+            self.reducer.progress.step -= 1
+        self._open.keeps = self.reducer.running.memory is not None and not joined
 
     def _submit(self, buckets: list[Bucket], step: int) -> None:
         """Hand buckets to the worker, with all that must be read now: when it comes to them, a closure's step() or a
         scheduler may have gone on."""
-        reducer = self.reducer
+        reducer, shadows = self.reducer, self._shadows
         parameters = [p for bucket in buckets for p in bucket.parameters]
-        hypers = dict(zip(self._planner.places(parameters), reducer.view.hypers(parameters), strict=True))
+        ordinals = [ordinal for bucket in buckets for ordinal in bucket.ordinals]
+        hypers = dict(zip(ordinals, reducer.view.hypers(parameters), strict=True))
         used = [id(p) in self._used for p in parameters] if self._tracks_use else None
         self._used.difference_update(map(id, parameters))
         scale = reducer.skipper.scale() if reducer.skipper is not None else 1.0
-        planner, shadows = self._planner, self._shadows
-
-        def work(buckets: list[Bucket]) -> None:
-            self._exchange(buckets, hypers, step, scale, used, shadows, planner)
-
-        reducer.worker.submit(buckets, lambda buckets: reducer.at_step(step, lambda: work(buckets)))
+        held = {} if shadows else self._open.held(ordinals)
+        if buckets[-1].is_last:
+            self._open.pass_ended()
+        work = partial(
+            self._exchange, hypers=hypers, step=step, scale=scale, used=used, shadows=shadows, held=held,
+            plan=self._plan,
+        )  # fmt: skip
+        reducer.worker.submit(buckets, work)
 
     def _exchange(
         self,
@@ -229,25 +275,30 @@ class Wire:
         scale: float,
         used: list[bool] | None,
         shadows: bool,
-        planner: BucketPlanner,
+        held: dict[int, Held],
+        plan: EachBucket,
     ) -> None:
+        """On the worker's thread."""
         reducer, is_last = self.reducer, buckets[-1].is_last
+        reducer.nets.step = step
         gradients = {
-            self._ordinals[id(p)]: gradient
+            ordinal: gradient
             for bucket in buckets
-            for p, gradient in zip(bucket.parameters, bucket.gradients, strict=True)
+            for ordinal, gradient in zip(bucket.ordinals, bucket.gradients, strict=True)
         }
         if used is not None:
             self._drop_unused(gradients, used)
         if gradients:
             if reducer.skipper is not None and not reducer.skipper.passes(list(gradients.values()), reducer.nets.own):
                 reducer.progress.step -= 1  # the step did not happen: schedules and random numbers stay as they were
+                self._open.passed_over()
                 return
             between = reducer.nets.between
-            meter = Meter(between)
-            reducer.exchange(gradients, hypers, step, scale, apply=shadows)
-            if planner.fusion is not None:
-                planner.fusion.exchanged(meter.spent(), is_last, between)
+            meter = Meter(between) if isinstance(plan, FusedBuckets) else None
+            entering = Entering(self._open, held, reducer)
+            reducer.exchange(gradients, hypers, step, scale, apply=shadows, entering=entering)
+            if meter is not None and isinstance(plan, FusedBuckets):
+                plan.fusion.exchanged(meter.spent(), is_last, between)
         if is_last:
             reducer.monitors.step_exchanged(step, reducer.running)
 

@@ -14,13 +14,17 @@ from thinwire.kernels import Segments
 
 @dataclass(frozen=True)
 class Hyper:
-    """What one optimizer group says about a parameter at one step."""
+    """What one optimizer group says about a parameter at one step.
+
+    ``again``: its velocity has decayed in this step already, and only takes a further gradient in.
+    """
 
     lr: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
     maximize: bool = False
+    again: bool = False
 
     @property
     def decay(self) -> float:

@@ -10,14 +10,14 @@ from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import coded_part
 from thinwire.engine.norms import Measured
 from thinwire.engine.results import Base
-from thinwire.engine.stages import Stages
+from thinwire.engine.stages import Stages, Stopwatch
 
 
 def exchange(stages: Stages, context: ExchangeContext, gradients: Sequence[Tensor], norms: Measured) -> Measured:
     """Replace a rank's gradients, one vector per segment, by the group's mean; the memory keeps what was not sent."""
     compressor, collective, local, net = stages.compressor, stages.collective, stages.local, stages.net
-    watch = stages.begin()
-    memory, hint, given, into, alarm = stages.inspect(context, gradients)
+    watch = Stopwatch(net)
+    memory, hint, given, into, alarm = stages.begin(context, gradients)
     base = Base(memory.direct_decay(context), local.share(net.size))
 
     x, candidates = memory.compensate(context, given, base.direct_decay, hint, alarm.flag)  # to be sent now

@@ -80,6 +80,18 @@ class NamedState:
                 for name in others - names:
                     self.named[kind][name] = self.named[kind][name].clone()
 
+    def copy_of(self, name: str) -> dict[str, Tensor]:
+        """Copies of what is kept of a parameter, by kind; nothing where nothing was kept yet."""
+        return {kind: vectors[name].clone() for kind, vectors in self.named.items() if name in vectors}
+
+    def put_back(self, name: str, copies: dict[str, Tensor]) -> None:
+        """Keep again what ``copy_of`` gave."""
+        for kind, vectors in self.named.items():
+            if kind in copies:
+                vectors[name].copy_(copies[kind])
+            elif name in vectors:
+                vectors[name].zero_()
+
     def square_sum(self, kind: str) -> float:
         return sum(float(tensor.double().square().sum()) for tensor in self.named[kind].values())
 

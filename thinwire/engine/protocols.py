@@ -67,6 +67,14 @@ class Memory(Protocol):
         """The exchange is over and nothing holds ``x`` any more: bring the state into the form in which it is kept."""
         ...
 
+    def copy_of(self, name: str) -> Any:
+        """Copies of what is kept of a parameter."""
+        ...
+
+    def put_back(self, name: str, copies: Any) -> None:
+        """Keep again what ``copy_of`` gave: all exchanges of the parameter since then are taken back."""
+        ...
+
     def residual_square_sum(self) -> float: ...
 
     def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
@@ -140,6 +148,14 @@ class Collective(Protocol):
         alarm: Alarm,
         into: Sequence[Tensor] | None = None,
     ) -> Collected: ...
+
+    def copy_of(self, name: str) -> Any:
+        """Copies of what this rank keeps of a parameter as a server."""
+        ...
+
+    def put_back(self, name: str, copies: Any) -> None:
+        """Keep again what ``copy_of`` gave: all exchanges of the parameter since then are taken back."""
+        ...
 
     def residual_square_sum(self) -> float: ...
 

@@ -96,18 +96,13 @@ class Stages:
     workspace: Workspace = field(default_factory=Workspace)
     clock: Clock = field(default_factory=Clock)
 
-    def begin(self) -> Stopwatch:
-        """A new exchange: what one that failed may have left behind is thrown away."""
-        watch = Stopwatch(self.net)
-        self.memory.rollback()
-        self.workspace.begin()
-        return watch
-
-    def inspect(
+    def begin(
         self, context: ExchangeContext, gradients: Sequence[Tensor]
     ) -> tuple[Memory | _Untouched, TopKHint | None, Sequence[Tensor], Sequence[Tensor] | None, Alarm]:
-        """Return the memory that this exchange may touch, what it should look for, the gradients that it gets, where
-        the mean may be written before the exchange has ended, and the alarm.
+        """A new exchange: what one that failed may have left behind is thrown away.
+
+        Return the memory that this exchange may touch, what it should look for, the gradients that it gets, where the
+        mean may be written before the exchange has ended, and the alarm.
 
         A rank whose gradient is not finite sends zeros, with the alarm that makes all ranks stop. A GPU looks while it
         passes over the gradient anyway, and the host learns of it after the exchange.
@@ -115,6 +110,8 @@ class Stages:
         device = gradients[0].device
         watched = on_gpu(device) and self.memory.watches
         bad = None if watched else first_nonfinite(gradients)
+        self.memory.rollback()
+        self.workspace.begin()
         if bad is not None:
             zeros = [torch.zeros_like(part) for part in gradients]
             return _Untouched(), None, zeros, None, Alarm(parameter=context.layout.segments[bad].name)

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,9 +29,11 @@ class Bucket:
     gradients: list[Tensor]  # (numel,) each, views of the buffer
     buffer: Tensor
     future: torch.futures.Future[Tensor]
-    is_last: bool
+    is_last: bool  # of its pass
     ready: Any = None  # a CUDA event after which the gradients are there
     handed_s: float = field(default_factory=time.perf_counter)  # when backward handed it over
+    is_first: bool = False
+    ordinals: list[int] = field(default_factory=list)  # the parameters' places in the model
     in_backward: bool = False  # an error is then raised by backward() itself, and the future has a result all the same
     error: Exception | None = None
 
@@ -52,7 +55,8 @@ class Worker:
     thread when it ends: a job can wait for a rank that is gone, for as long as the process group's timeout.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, on_error: Callable[[Exception], None] = lambda error: None) -> None:
+        self._on_error = on_error  # told of every error of this rank's own
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._end: Any = None
@@ -71,6 +75,7 @@ class Worker:
         try:
             work()
         except Exception as error:
+            self._on_error(error)
             self._broken = error
             raise
         for begin in begins:
@@ -80,7 +85,7 @@ class Worker:
         """Run work(buckets) behind all earlier jobs and complete the buckets' futures, with its error if it fails."""
         if self._thread is None:
             self._start()
-        self._jobs.put(lambda: self._run(buckets, work))
+        self._jobs.put(partial(self._run, buckets, work))
 
     def _start(self) -> None:
         thread = threading.Thread(target=_do_all, args=(self._jobs,), name="thinwire", daemon=True)
@@ -111,6 +116,8 @@ class Worker:
                 return
         except Exception as error:
             log.debug("thinwire: an exchange failed", exc_info=True)
+            if error is not self._broken:
+                self._on_error(error)
             self._broken = error
             for bucket in buckets:
                 bucket.complete(error)

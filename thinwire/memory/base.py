@@ -52,6 +52,8 @@ class StatefulMemory:
         parts = as_parts(context.layout, gradients)
         residual = self.state.flat("residual", context.layout, parts[0].device)
         velocity = self.state.flat("velocity", context.layout, parts[0].device) if with_velocity else None
+        if velocity is not None:
+            undo_decay(context, velocity, residual)
         found = accumulate(
             parts,
             context.segments(with_decay=with_velocity, coded_decay=coded_decay, direct_decay=direct_decay),
@@ -78,6 +80,15 @@ class StatefulMemory:
         if self.ratio is not None:
             self.ratio.settled()
 
+    def copy_of(self, name: str) -> Any:
+        return self.state.copy_of(name), self.ratio.rates.get(name) if self.ratio is not None else None
+
+    def put_back(self, name: str, copies: Any) -> None:
+        vectors, rate = copies
+        self.state.put_back(name, vectors)
+        if self.ratio is not None:
+            self.ratio.put_back(name, rate)
+
     def residual_square_sum(self) -> float:
         return self.state.square_sum("residual") if self.keeps_residual else 0.0
 
@@ -94,3 +105,16 @@ class StatefulMemory:
         self.state.load_state_dict(state)
         if self.ratio is not None:
             self.ratio.rates = dict(state.get("rates", {}))
+
+
+def undo_decay(context: ExchangeContext, velocity: Tensor, residual: Tensor | None = None) -> None:
+    """Make room for a further gradient of a step that has moved the velocity already (``Hyper.again``).
+
+    What comes next multiplies the velocity by m and adds it to the residual. Divided and taken off here before, that
+    comes to u = u + g and v = v + g, or v + (1 + m) g for Nesterov. Vectors are (n,) float32, changed in place.
+    """
+    for span, hyper in context.runs():
+        if hyper.again and hyper.momentum:
+            if residual is not None:
+                residual[span].sub_(velocity[span], alpha=hyper.momentum if hyper.nesterov else 1.0)
+            velocity[span].div_(hyper.momentum)

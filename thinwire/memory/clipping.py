@@ -26,6 +26,7 @@ class LocalClipping:
         self.watches = inner.watches
         self.direct_decay, self.retain = inner.direct_decay, inner.retain
         self.rollback, self.commit = inner.rollback, inner.commit
+        self.copy_of, self.put_back = inner.copy_of, inner.put_back
         self.residual_square_sum, self.leftover = inner.residual_square_sum, inner.leftover
         self.state_dict, self.load_state_dict = inner.state_dict, inner.load_state_dict
 

@@ -10,7 +10,7 @@ from thinwire.engine.gradients import Gradient, as_flat, as_parts
 from thinwire.engine.hints import Candidates, TopKHint
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import zero_at
-from thinwire.memory.base import StatefulMemory
+from thinwire.memory.base import StatefulMemory, undo_decay
 from thinwire.memory.rates import RateRatio
 
 
@@ -45,7 +45,9 @@ class Velocity(StatefulMemory):
         flag: Tensor | None,
     ) -> tuple[Gradient, Candidates | None]:
         flat = as_flat(gradients)
-        apply_momentum(context, self.state.flat("velocity", context.layout, flat.device), flat)
+        velocity = self.state.flat("velocity", context.layout, flat.device)
+        undo_decay(context, velocity)
+        apply_momentum(context, velocity, flat)
         return flat, None
 
 

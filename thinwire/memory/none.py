@@ -48,6 +48,12 @@ class NoMemory:
     def commit(self, context: ExchangeContext, rank: int) -> None:
         return
 
+    def copy_of(self, name: str) -> None:
+        return None
+
+    def put_back(self, name: str, copies: Any) -> None:
+        return
+
     def residual_square_sum(self) -> float:
         return 0.0
 

@@ -48,11 +48,15 @@ class RateRatio:
     def settled(self) -> None:
         self._before.clear()
 
+    def put_back(self, name: str, rate: float | None) -> None:
+        """The stored rate is again what it was, None: there was none."""
+        if rate is None:
+            self.rates.pop(name, None)
+        else:
+            self.rates[name] = rate
+
     def undo(self) -> None:
         """Go back to the rates before what was not settled."""
         for name, rate in self._before.items():
-            if rate is None:
-                del self.rates[name]
-            else:
-                self.rates[name] = rate
+            self.put_back(name, rate)
         self._before.clear()

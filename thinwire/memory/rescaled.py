@@ -10,7 +10,7 @@ from thinwire.engine.gradients import Gradient, as_parts
 from thinwire.engine.hints import Candidates, TopKHint
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import error_step
-from thinwire.memory.base import StatefulMemory
+from thinwire.memory.base import StatefulMemory, undo_decay
 from thinwire.memory.rates import RateRatio
 
 
@@ -43,6 +43,8 @@ class RescaledError(StatefulMemory):
         ratios = self.ratio.begin(context, residual)
         moved = self.momentum_moved and any(hyper.momentum for hyper in context.hypers)
         velocity = self.state.flat("velocity", context.layout, parts[0].device) if moved else None
+        if velocity is not None:
+            undo_decay(context, velocity, residual)
         error_step(parts, context.segments(with_decay=self.momentum_moved), ratios, velocity, residual, flag)
         return residual, None
 

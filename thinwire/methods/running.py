@@ -22,7 +22,7 @@ class RunningMethod:
         self.method, self.sgd, self._nets = method, sgd, nets
         self._rows = [(name, place, p.shape) for place, (name, p) in enumerate(parameters.items())]
         self._layouts: dict[tuple[int, ...], Layout] = {}
-        self.inner = method.aggregator(nets.between, sgd)
+        self.inner: Any = method.aggregator(nets.between, sgd)
         if not self.compresses and not isinstance(self.inner, Exchange):
             self.inner = NoopMean(nets.between)  # the machine's mean as it is, in no shorter type
         self.aggregator: Aggregator = self.inner
@@ -79,6 +79,16 @@ class RunningMethod:
         """Replace what the memory keeps of a kind; a rank that follows its leader keeps nothing."""
         if vectors and not self.follows:
             self.memory.load_state_dict({**self.memory.state_dict(), kind: dict(vectors)})
+
+    def copy_of(self, name: str) -> Any:
+        """Copies of all that a method with a memory keeps of a parameter."""
+        return self.memory.copy_of(name), self.inner.collective.copy_of(name)
+
+    def put_back(self, name: str, copies: Any) -> None:
+        """Keep again what ``copy_of`` gave."""
+        kept, served = copies
+        self.memory.put_back(name, kept)
+        self.inner.collective.put_back(name, served)
 
     def shared(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Scaled so that the mean over all ranks is the mean over those that compress."""

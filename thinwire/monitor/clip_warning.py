@@ -33,10 +33,15 @@ class ClipAfterExchangeWarning:
         self._seen: list[tuple[Tensor, int]] = []
         self._steps = 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has looked at enough steps."""
+        return self._steps >= STEPS
+
     def after_backward(self) -> None:
         """Called inside the backward pass, by its last bucket: DDP writes the gradients behind everything, in a
         callback of the engine that is queued after this one's and before the one that this one queues."""
-        if self._steps >= STEPS or not backward_is_running():  # done, or a rank without inputs
+        if self.ended or not backward_is_running():  # or a rank without inputs
             return
         after_backward(lambda: after_backward(self._note))
 
@@ -45,7 +50,7 @@ class ClipAfterExchangeWarning:
 
     def before_step(self, method: Any) -> None:
         """Called before the optimizer's step with the wire's method."""
-        if self._steps >= STEPS:
+        if self.ended:
             return
         self._steps += 1
         seen, self._seen = self._seen, []

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from thinwire.engine.norms import Measured, Norms
+from thinwire.engine.norms import UNMEASURED, Measured, Norms
 from thinwire.methods.running import RunningMethod
 from thinwire.monitor.health import Guard
 from thinwire.monitor.replicas import check_replicas
-from thinwire.monitor.stragglers import SAMPLE_EVERY, StragglerMonitor
+from thinwire.monitor.stragglers import StragglerMonitor
 from thinwire.monitor.user_warning import warn_user
 from thinwire.transport import overhead
 from thinwire.transport.nets import Nets
@@ -34,10 +34,10 @@ class Monitors:
         self._checked = 0  # passes at the last check of the replicas
         self._norms: tuple[int, Norms] = (-1, Norms.nothing())  # of the exchanges of a measured step so far
 
-    def norms(self, step: int) -> Norms | None:
-        """What the exchanges of this step have added up so far; None where the step is not measured."""
+    def norms(self, step: int) -> Measured:
+        """What the exchanges of this step have added up so far, where it is measured."""
         if self.health is None or not self.health.measures(step):
-            return None
+            return UNMEASURED
         last, norms = self._norms
         return norms if last == step else Norms.nothing()
 
@@ -48,14 +48,15 @@ class Monitors:
     def step_exchanged(self, step: int, running: RunningMethod) -> None:
         """After the last exchange of a step: the same decision about the density on all ranks."""
         norms = self.norms(step)
-        if norms is not None and self.health is not None:
+        if isinstance(norms, Norms) and self.health is not None:
+            self._norms = -1, Norms.nothing()  # another pass of this step has its own
             self.health.conclude(step, norms, self._nets.own, running.density(step))
             running.density_factor = self.health.density_factor
 
-    def samples_pace(self, passes: int, running: RunningMethod) -> bool:
-        """Whether the ranks compare their pace behind this pass."""
+    def compares_pace(self, running: RunningMethod) -> bool:
+        """Whether the ranks compare their pace, every SAMPLE_EVERY passes."""
         # With NCCL the host does not wait inside a collective, so it has nothing to compare.
-        return self._nets.waits_on_host and running.method.name != "noop" and passes % SAMPLE_EVERY == 0
+        return self._nets.waits_on_host and running.method.name != "noop"
 
     def sample_pace(self) -> None:
         nets = self._nets

@@ -62,7 +62,13 @@ class Nets:
         if self.failure_detector is not None and not isinstance(error, (ExchangeError, NonFiniteError)):
             self.failure_detector.report(error)
 
-    def at_step(self, step: int) -> None:
+    @property
+    def step(self) -> int:
+        """The step of the exchange that is under way, for the errors that name it."""
+        return self.failure_detector.step if self.failure_detector is not None else -1
+
+    @step.setter
+    def step(self, step: int) -> None:
         if self.failure_detector is not None:
             self.failure_detector.step = step
 

@@ -1,0 +1,256 @@
+"""Several backward passes before one optimizer step: an exchange counts when the optimizer steps.
+
+DDP hands over .grad as it is, so where nobody cleared it, it holds what the last exchange wrote plus the new gradient.
+Only the new one may enter an exchange. Another backward pass before the optimizer's step takes the exchange before it
+back and exchanges the sum of both gradients, or the new one alone where the gradient was cleared: whatever a step
+was made of, its residuals, velocities, weight decay and schedules are those of one exchange.
+
+To take an exchange back costs copies. They are made in the first steps, and from then on where a loop has shown that
+it has several passes a step. Without copies a further gradient is exchanged beside the first (``Hyper.again``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from thinwire.engine.context import Hyper
+from thinwire.engine.layout import Layout, Segment, memory_flat
+from thinwire.reducer import Reducer
+from thinwire.torch_private import backward_id
+
+WATCHED = 3  # optimizer steps in which copies are made to see whether one has several passes
+
+
+@dataclass(frozen=True)
+class Held:
+    """What lies in a .grad since the last exchange, and must not be exchanged again."""
+
+    content: Tensor  # (numel,) in the gradient's type
+    changed: bool  # it is not, or may not be, what the exchange wrote
+
+
+@dataclass
+class Share:
+    """What a parameter has given to exchanges since the optimizer's last step."""
+
+    kept: bool = False  # whether these exchanges can be taken back
+    before: Any = None  # what the method kept of the parameter before them
+    local: Tensor | None = None  # (numel,) float32: this rank's gradient in them; None where that is not known any more
+    weight: Tensor | None = None  # the parameter at the first of them
+    written: Tensor | None = None  # (numel,) what the last of them wrote
+
+
+class OpenStep:
+    """What was exchanged since the optimizer's last step, and what of it lies in .grad.
+
+    ``before_accumulation`` runs in the backward pass, ``enter`` and ``written`` in the thread that exchanges, while the
+    pass waits or has not come to these parameters yet. ``keeps`` says whether copies can be made at all.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.keeps = False
+        self._parameters = parameters  # by ordinal
+        self._several = False  # whether a step had several passes so far
+        self._fresh = False  # the last exchange's gradients have not been looked at
+        self._looked = -1  # the backward pass (torch's graph task) that looked last
+        self._counted = False  # whether a pass has ended that the optimizer has not used
+        self._steps = 0  # of the optimizer
+        self._shares: dict[int, Share] = {}  # by ordinal
+        self._held: dict[int, Held] = {}  # by ordinal, as the running pass found it
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> list[Any]:
+        """Look at .grad before a backward pass changes it, and after the steps of other optimizers that have these
+        parameters, as one inside of ``optimizer``; return the handles of the hooks."""
+        watched, own = weakref.ref(self), weakref.ref(optimizer)  # a hook must not keep alive what it is for
+
+        def before(_: Tensor) -> None:
+            one = watched()
+            if one is not None:
+                one.before_accumulation()
+
+        def after(other: torch.optim.Optimizer, *_: Any) -> None:
+            one = watched()
+            if one is not None and other is not own() and one.knows(other):
+                one.stepped()
+
+        of_all = register_optimizer_step_post_hook(after)
+        weakref.finalize(self, of_all.remove)
+        return [of_all, *(parameter.register_hook(before) for parameter in self._parameters)]
+
+    def knows(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer has some of these parameters."""
+        own = {id(parameter) for parameter in self._parameters}
+        return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+
+    def continues(self) -> bool:
+        """A pass begins: does it belong to a step that was counted with an earlier one?"""
+        counted, self._counted = self._counted, False
+        return counted
+
+    def before_accumulation(self) -> None:
+        """Something is about to be added to a .grad: find out, once a pass, what lies in all of them."""
+        if not self._fresh and not self._held:
+            return  # whatever lies there is of this rank alone, and has not been exchanged
+        task = backward_id()
+        if task <= self._looked:
+            return
+        self._looked = task
+        with torch.no_grad():
+            self._look()
+
+    def _look(self) -> None:
+        there = {
+            ordinal: _as_in_buckets(parameter)
+            for ordinal, parameter in enumerate(self._parameters)
+            if parameter.grad is not None and (self._fresh or ordinal in self._held)
+        }
+        filled = dict(zip(there, _nonzero(list(there.values())), strict=True))
+        if not self._fresh:  # others were added to what is held; was it cleared meanwhile?
+            self._held = {ordinal: held for ordinal, held in self._held.items() if filled.get(ordinal)}
+            return
+        self._fresh = False
+        uncleared = any(filled[ordinal] for ordinal in there if ordinal in self._shares)
+        for ordinal, content in there.items():
+            written = self._shares[ordinal].written if ordinal in self._shares else None
+            same = written is not None and written.dtype == content.dtype and torch.equal(content, written)
+            # Zeros are a cleared gradient, or what an exchange wrote: as the others of its kind.
+            if filled[ordinal] or (uncleared and ordinal in self._shares and (same or written is None)):
+                self._held[ordinal] = Held(written if written is not None and same else content.clone(), not same)
+
+    def held(self, ordinals: Sequence[int]) -> dict[int, Held]:
+        """What lies in these parameters' .grad without being this pass's, or no_sync's."""
+        return {ordinal: self._held[ordinal] for ordinal in ordinals if ordinal in self._held}
+
+    def enter(
+        self,
+        segment: Segment,
+        part: Tensor,  # (numel,) float32: the new gradient; what is to be exchanged when this returns
+        held: Held | None,
+        weight: Tensor | None,
+        copy_of: Callable[[str], Any],
+        put_back: Callable[[str, Any], None],
+    ) -> tuple[bool, Tensor | None]:
+        """A parameter enters an exchange; return whether its velocity has decayed in this step already, and what is to
+        be added to the mean."""
+        share = self._shares.get(segment.ordinal)
+        content = held.content if held is not None else None
+        if share is None:
+            share = self._shares[segment.ordinal] = Share()
+            if self.keeps and (self._several or self._steps < WATCHED):
+                share.kept, share.before, share.local = True, copy_of(segment.name), part.clone()
+                share.weight = weight.detach().clone() if weight is not None else None
+            return False, content
+        self._several = True
+        if share.kept and held is None:
+            put_back(segment.name, share.before)
+            share.local = part.clone()
+            return False, None
+        if share.local is not None and held is not None and not held.changed:
+            put_back(segment.name, share.before)
+            part.copy_(share.local.add_(part))
+            return False, None
+        share.local = None
+        return held is not None, content
+
+    def weight(self, ordinal: int, now: Tensor) -> Tensor:
+        """The parameter as it was when the step began, where that is known: weight decay is of that one."""
+        share = self._shares.get(ordinal)
+        return now if share is None or share.weight is None else share.weight
+
+    def wrote(self, ordinal: int, gradient: Tensor) -> None:  # (numel,)
+        """An exchange left this in a gradient."""
+        share = self._shares[ordinal]
+        share.written = gradient.clone() if share.kept else None
+
+    def pass_ended(self) -> None:
+        """The last gradients of a pass were handed over."""
+        self._held, self._fresh, self._counted = {}, True, True
+
+    def passed_over(self) -> None:
+        """That pass gave nothing, and its step does not count."""
+        self._counted = False
+
+    def stepped(self) -> None:
+        """The optimizer used the gradients: what was exchanged counts."""
+        self._shares.clear()
+        self._counted = False
+        self._steps += 1
+
+    def restart(self) -> None:
+        """Another method follows, or another state: nothing before can be taken back."""
+        self._shares.clear()
+        self._counted = False
+        self._steps = 0
+
+
+class Entering:
+    """One exchange's part in an open step: takes out what an earlier one wrote, and takes that exchange back where it
+    was copied. ``held`` is what lies in the gradients without being this pass's."""
+
+    def __init__(self, step: OpenStep, held: dict[int, Held], reducer: Reducer) -> None:
+        self._step, self._held, self._reducer = step, held, reducer
+        self._rest: dict[int, Tensor] = {}  # by ordinal: what is to be added to the mean
+
+    def new_only(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+        """Take what is not of this pass out of the gradients."""
+        for segment, part in zip(layout.segments, parts, strict=True):
+            if segment.ordinal in self._held:
+                part.sub_(_here(self._held[segment.ordinal].content))
+
+    def enter(
+        self, layout: Layout, parts: Sequence[Tensor], hypers: Sequence[Hyper], weights: Sequence[Tensor]
+    ) -> tuple[tuple[Hyper, ...], tuple[Tensor, ...]]:
+        """Put what is to be exchanged into the parts; return the hyper-parameters, and the weights that decay."""
+        reducer, entered = self._reducer, []
+        decays = reducer.running.takes_weight_decay
+        for segment, part, hyper, weight in zip(layout.segments, parts, hypers, weights, strict=True):
+            again, content = self._step.enter(
+                segment, part, self._held.get(segment.ordinal), weight if decays and hyper.weight_decay else None,
+                reducer.copy_of, reducer.put_back,
+            )  # fmt: skip
+            entered.append(replace(hyper, weight_decay=0.0, again=True) if again else hyper)
+            if content is not None:
+                self._rest[segment.ordinal] = content
+        decaying = tuple(self._step.weight(s.ordinal, w) for s, w in zip(layout.segments, weights, strict=True))
+        return tuple(entered), decaying
+
+    def leave(self, layout: Layout, parts: Sequence[Tensor]) -> None:
+        """Add what lay in the gradients to the mean."""
+        for segment, part in zip(layout.segments, parts, strict=True):
+            if segment.ordinal in self._rest:
+                part.add_(self._rest[segment.ordinal])
+
+    def written(self, layout: Layout, gradients: Sequence[Tensor]) -> None:
+        for segment, gradient in zip(layout.segments, gradients, strict=True):
+            self._step.wrote(segment.ordinal, gradient)
+
+
+def _here(tensor: Tensor) -> Tensor:
+    """A tensor that was made on another stream."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor
+
+
+def _as_in_buckets(parameter: Tensor) -> Tensor:  # -> (numel,)
+    """A .grad's elements in the order in which DDP's buckets have them."""
+    grad = parameter.grad
+    assert grad is not None
+    grad = grad.detach()
+    if grad.stride() != parameter.stride():
+        grad = torch.empty_like(parameter, dtype=grad.dtype, requires_grad=False).copy_(grad)
+    return memory_flat(grad)
+
+
+def _nonzero(vectors: Sequence[Tensor]) -> list[bool]:
+    """Whether each vector has an element that is not zero."""
+    ends = [torch.stack(vector.aminmax()).to(torch.float64) for vector in vectors if vector.numel()]
+    found = iter((torch.stack(ends) != 0).any(dim=1).tolist() if ends else [])
+    return [bool(vector.numel()) and next(found) for vector in vectors]

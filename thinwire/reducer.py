@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.hierarchy import machine_groups
 from thinwire.engine.layout import Layout, memory_flat, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
-from thinwire.engine.norms import UNMEASURED
+from thinwire.engine.norms import UNMEASURED, Measured
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
 from thinwire.engine.stages import Clock
 from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
@@ -51,25 +51,26 @@ class Progress:
     spent: Clock = field(default_factory=Clock)  # by the methods before the last switch
 
 
-class NewGradients:
-    """The null object of an open step (thinwire/edges/open_step.py): all of the gradients is new."""
+class Entering(Protocol):
+    """What an edge knows of gradients that enter an exchange, where not all of them is new."""
 
     def new_only(self, layout: Layout, parts: Sequence[Tensor]) -> None:
-        return
+        """Take what is not new out of the gradients."""
+        ...
 
     def enter(
         self, layout: Layout, parts: Sequence[Tensor], hypers: tuple[Hyper, ...], weights: tuple[Tensor, ...]
     ) -> tuple[tuple[Hyper, ...], tuple[Tensor, ...]]:
-        return hypers, weights
+        """Put what is to be exchanged into the parts; return the hyper-parameters, and the weights that decay."""
+        ...
 
     def leave(self, layout: Layout, parts: Sequence[Tensor]) -> None:
-        return
+        """Add what lay in the gradients to the mean."""
+        ...
 
     def written(self, layout: Layout, gradients: Sequence[Tensor]) -> None:
-        return
-
-
-NEW_GRADIENTS = NewGradients()
+        """The mean is in the gradients."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class Reducer:
         scale: float = 1.0,
         *,
         apply: bool = False,
-        entering: Any = NEW_GRADIENTS,
+        entering: Entering | None = None,
     ) -> None:
         """Replace flat gradients, by their places in the model, by the group's mean.
 
@@ -245,29 +246,34 @@ class Reducer:
         with torch.no_grad():
             given = [gradients[segment.ordinal] for segment in segments]
             parts = [part.to(torch.float32) for part in given]  # the gradient itself where it is float32 already
-            entering.new_only(layout, parts)
+            if entering is not None:
+                entering.new_only(layout, parts)
             if scale != 1.0:
                 torch._foreach_div_(parts, scale)
             weights = tuple(self.parameters[segment.name] for segment in segments)
             entered = tuple(hypers[segment.ordinal] for segment in segments)
-            entered, weights = entering.enter(layout, parts, entered, weights)
+            if entering is not None:
+                entered, weights = entering.enter(layout, parts, entered, weights)
             if self._pending:
                 self._add_pending(segments, parts)
             context = ExchangeContext(layout, step, entered, weights)
-            norms = self.monitors.norms(step) if self.monitors.health is not None else UNMEASURED
+            norms: Measured = UNMEASURED
+            if self.monitors.health is not None:
+                norms = self.monitors.norms(step).of_gradients(parts)
             self.progress.dense_bytes += 4 * layout.numel
-            norms = self.running.aggregator.reduce(context, parts, norms.of_gradients(parts))
-            self.monitors.add(step, norms)
+            self.monitors.add(step, self.running.aggregator.reduce(context, parts, norms))
             if apply and self.running.takes_weight_decay:
                 # No step follows here, but this rank's share of the weight decay needs the parameters of the moment.
                 self._apply({segment.name: part for segment, part in zip(segments, parts, strict=True)})
             if scale != 1.0:
                 torch._foreach_mul_(parts, scale)
-            entering.leave(layout, parts)
+            if entering is not None:
+                entering.leave(layout, parts)
             for gradient, part in zip(given, parts, strict=True):
                 if gradient is not part:
                     gradient.copy_(part)
-            entering.written(layout, given)
+            if entering is not None:
+                entering.written(layout, given)
 
     def copy_of(self, name: str) -> Any:
         """Copies of all that a method with a memory keeps of a parameter."""

@@ -36,8 +36,11 @@ def _read(owner: Any, name: str) -> Any:
 # ------------------------------------------------------------------------------------------------------- autograd
 
 
+OUTSIDE = -1  # of any backward pass
+
+
 def backward_id() -> int:
-    """Which backward pass this thread is inside of: the id of autograd's graph task, -1 outside."""
+    """Which backward pass this thread is inside of: the id of autograd's graph task, or OUTSIDE."""
     try:
         return torch._C._current_graph_task_id()
     except AttributeError:
@@ -46,7 +49,7 @@ def backward_id() -> int:
 
 def backward_is_running() -> bool:
     """Whether this thread is inside a backward pass."""
-    return backward_id() != -1
+    return backward_id() != OUTSIDE
 
 
 def after_backward(callback: Callable[[], None]) -> None:

@@ -16,7 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engine.worker import Bucket
 from thinwire.errors import DetachedError
-from thinwire.torch_private import after_backward, backward_is_running, exchanged_by_ddp, has_comm_hook
+from thinwire.torch_private import (
+    OUTSIDE,
+    after_backward,
+    backward_id,
+    backward_is_running,
+    exchanged_by_ddp,
+    has_comm_hook,
+)
 from thinwire.transport.device_time import mark
 
 log = logging.getLogger("thinwire")
@@ -68,7 +75,7 @@ class Router:
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[cuda] if cuda else None)
         ready = mark(cuda) if cuda else None
         gradients = list(buffer.split([parameter.numel() for parameter in parameters]))
-        in_backward = backward_is_running()
+        in_backward = backward_id() != OUTSIDE
         first, last = self._place(parameters)
         ours = Bucket(parameters, gradients, buffer, future, last, ready, is_first=first, in_backward=in_backward)
         if in_backward:

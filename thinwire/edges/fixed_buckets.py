@@ -39,21 +39,16 @@ class FixedBuckets(EachBucket):
         self.reset()
 
     def reset(self) -> None:
-        """A new pass begins: let go of what one that was broken off has left here."""
-        self._seen: set[int] = set()  # ordinals of this pass
         self._parts: list[list[tuple[Bucket, list[int]]]] = [[] for _ in self._groups]  # buckets, places in them
         self._missing = [len(group) for group in self._groups]
         self._open: dict[int, int] = {}  # by id of a bucket: groups that still need it
-        self._left = len(self._groups)
 
     def arrived(self, bucket: Bucket) -> list[list[Bucket]]:
         """Take a bucket; return the groups that can be exchanged now, in pieces."""
-        ordinals = bucket.ordinals
-        if not self._seen.isdisjoint(ordinals):  # an earlier backward pass was broken off
+        if bucket.is_first and self._open:  # an earlier backward pass was broken off
             self.reset()
-        self._seen.update(ordinals)
         touched: dict[int, list[int]] = {}
-        for place, ordinal in enumerate(ordinals):
+        for place, ordinal in enumerate(bucket.ordinals):
             touched.setdefault(self._group_of[ordinal], []).append(place)
         self._open[id(bucket)] = len(touched)
         complete = []
@@ -63,29 +58,31 @@ class FixedBuckets(EachBucket):
             if not self._missing[group]:
                 complete.append(self._pieces(group))
         if bucket.is_last:
-            assert not self._left, "DDP's last bucket came, and a parameter has been in none"
-            self.reset()
+            assert not self._open, "the last bucket of a pass came, and a parameter has been in none"
+            complete[-1][-1].is_last = True
         return complete
 
     def _pieces(self, group: int) -> list[Bucket]:
-        self._left -= 1
         pieces: list[Bucket] = []
         for bucket, places in self._parts[group]:
             self._open[id(bucket)] -= 1
+            finishes = not self._open[id(bucket)]
+            if finishes:
+                del self._open[id(bucket)]
             pieces.append(
                 Piece(
                     parameters=[bucket.parameters[place] for place in places],
                     gradients=[bucket.gradients[place] for place in places],
                     buffer=bucket.buffer,
                     future=bucket.future,
-                    is_last=bucket.is_last and not self._left,
+                    is_last=False,
                     ordinals=[bucket.ordinals[place] for place in places],
                     ready=bucket.ready,
                     handed_s=bucket.handed_s,
                     in_backward=bucket.in_backward,
                     whole=bucket,
-                    finishes=not self._open[id(bucket)],
+                    finishes=finishes,
                 )
             )
-        self._parts[group] = []
+        self._parts[group], self._missing[group] = [], len(self._groups[group])
         return pieces

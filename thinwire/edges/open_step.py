@@ -89,6 +89,15 @@ class OpenStep:
         own = {id(parameter) for parameter in self._parameters}
         return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
+    @property
+    def matters(self) -> bool:
+        """Whether a pass that begins may belong to a step that earlier ones began, or copies are to be made."""
+        return self._counted or self._wants_copies
+
+    @property
+    def _wants_copies(self) -> bool:
+        return self._several or self._steps < WATCHED
+
     def continues(self) -> bool:
         """A pass begins: does it belong to a step that was counted with an earlier one?"""
         counted, self._counted = self._counted, False
@@ -124,9 +133,16 @@ class OpenStep:
             if filled[ordinal] or (uncleared and ordinal in self._shares and (same or written is None)):
                 self._held[ordinal] = Held(written if written is not None and same else content.clone(), not same)
 
-    def held(self, ordinals: Sequence[int]) -> dict[int, Held]:
-        """What lies in these parameters' .grad without being this pass's, or no_sync's."""
-        return {ordinal: self._held[ordinal] for ordinal in ordinals if ordinal in self._held}
+    def held(self, ordinals: Sequence[int], ends_pass: bool) -> dict[int, Held] | None:
+        """What lies in these parameters' .grad without being this pass's, or no_sync's; None where nothing does, they
+        were in no exchange of this step before, and nothing is to be copied: all of it is new."""
+        held = {ordinal: self._held[ordinal] for ordinal in ordinals if ordinal in self._held}
+        all_new = not held and not self._wants_copies and self._shares.keys().isdisjoint(ordinals)
+        if all_new:
+            self._shares.update((ordinal, Share()) for ordinal in ordinals)
+        if ends_pass:
+            self._held, self._fresh, self._counted = {}, True, True
+        return None if all_new else held
 
     def enter(
         self,
@@ -143,7 +159,7 @@ class OpenStep:
         content = held.content if held is not None else None
         if share is None:
             share = self._shares[segment.ordinal] = Share()
-            if self.keeps and (self._several or self._steps < WATCHED):
+            if self.keeps and self._wants_copies:
                 share.kept, share.before, share.local = True, copy_of(segment.name), part.clone()
                 share.weight = weight.detach().clone() if weight is not None else None
             return False, content
@@ -169,10 +185,6 @@ class OpenStep:
         share = self._shares[ordinal]
         share.written = gradient.clone() if share.kept else None
 
-    def pass_ended(self) -> None:
-        """The last gradients of a pass were handed over."""
-        self._held, self._fresh, self._counted = {}, True, True
-
     def passed_over(self) -> None:
         """That pass gave nothing, and its step does not count."""
         self._counted = False
@@ -190,7 +202,7 @@ class OpenStep:
         self._steps = 0
 
 
-class Entering:
+class EnteringOpenStep:
     """One exchange's part in an open step: takes out what an earlier one wrote, and takes that exchange back where it
     was copied. ``held`` is what lies in the gradients without being this pass's."""
 
@@ -199,15 +211,13 @@ class Entering:
         self._rest: dict[int, Tensor] = {}  # by ordinal: what is to be added to the mean
 
     def new_only(self, layout: Layout, parts: Sequence[Tensor]) -> None:
-        """Take what is not of this pass out of the gradients."""
         for segment, part in zip(layout.segments, parts, strict=True):
             if segment.ordinal in self._held:
                 part.sub_(_here(self._held[segment.ordinal].content))
 
     def enter(
-        self, layout: Layout, parts: Sequence[Tensor], hypers: Sequence[Hyper], weights: Sequence[Tensor]
+        self, layout: Layout, parts: Sequence[Tensor], hypers: tuple[Hyper, ...], weights: tuple[Tensor, ...]
     ) -> tuple[tuple[Hyper, ...], tuple[Tensor, ...]]:
-        """Put what is to be exchanged into the parts; return the hyper-parameters, and the weights that decay."""
         reducer, entered = self._reducer, []
         decays = reducer.running.takes_weight_decay
         for segment, part, hyper, weight in zip(layout.segments, parts, hypers, weights, strict=True):
@@ -222,7 +232,6 @@ class Entering:
         return tuple(entered), decaying
 
     def leave(self, layout: Layout, parts: Sequence[Tensor]) -> None:
-        """Add what lay in the gradients to the mean."""
         for segment, part in zip(layout.segments, parts, strict=True):
             if segment.ordinal in self._rest:
                 part.add_(self._rest[segment.ordinal])

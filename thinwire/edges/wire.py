@@ -16,7 +16,7 @@ from thinwire.edges.bucket_fusion import BucketFusion, FusedBuckets, Meter, choi
 from thinwire.edges.bucket_plan import EachBucket, WholeStep
 from thinwire.edges.ddp import THAWED, Router, router_of
 from thinwire.edges.fixed_buckets import FixedBuckets
-from thinwire.edges.open_step import Entering, Held, OpenStep
+from thinwire.edges.open_step import EnteringOpenStep, Held, OpenStep
 from thinwire.engine.aggregators import Exchange
 from thinwire.engine.context import Hyper
 from thinwire.engine.local_gradients import DRIFTED
@@ -224,7 +224,7 @@ class Wire:
         """Called by DDP inside backward, in the same bucket order on every rank."""
         reducer, progress = self.reducer, self.reducer.progress
         bucket.ordinals = [self._ordinals[id(p)] for p in bucket.parameters]
-        if bucket.is_first:
+        if bucket.is_first and (self._open.matters or not self._router.saw_forward):
             self._begin_pass()
         step = progress.step
         if bucket.is_last:  # counted before the exchange, which may say that the step did not happen
@@ -258,9 +258,9 @@ class Wire:
         used = [id(p) in self._used for p in parameters] if self._tracks_use else None
         self._used.difference_update(map(id, parameters))
         scale = reducer.skipper.scale() if reducer.skipper is not None else 1.0
-        held = {} if shadows else self._open.held(ordinals)
-        if buckets[-1].is_last:
-            self._open.pass_ended()
+        held = self._open.held(ordinals, ends_pass=buckets[-1].is_last)
+        if shadows or (held is None and used is not None):  # what is not used is in no exchange
+            held = {}
         work = partial(
             self._exchange, hypers=hypers, step=step, scale=scale, used=used, shadows=shadows, held=held,
             plan=self._plan,
@@ -275,7 +275,7 @@ class Wire:
         scale: float,
         used: list[bool] | None,
         shadows: bool,
-        held: dict[int, Held],
+        held: dict[int, Held] | None,
         plan: EachBucket,
     ) -> None:
         """On the worker's thread."""
@@ -295,7 +295,7 @@ class Wire:
                 return
             between = reducer.nets.between
             meter = Meter(between) if isinstance(plan, FusedBuckets) else None
-            entering = Entering(self._open, held, reducer)
+            entering = None if held is None else EnteringOpenStep(self._open, held, reducer)
             reducer.exchange(gradients, hypers, step, scale, apply=shadows, entering=entering)
             if meter is not None and isinstance(plan, FusedBuckets):
                 plan.fusion.exchanged(meter.spent(), is_last, between)

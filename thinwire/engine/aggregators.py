@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,14 +38,12 @@ class Exchange:
         self.stages = Stages(memory, compressor, collective, net, modes(), workspace or Workspace())
         self.memory, self.compressor, self.collective, self.net = memory, compressor, collective, net
         self.whole_model, self.clock = whole_model, self.stages.clock
+        self.reduce = partial(exchange, self.stages)  # the way a gradient goes, in one function
 
     @property
     def rounds(self) -> int:
         """How many latencies one exchange contains."""
         return self.collective.rounds(self.net.size)
-
-    def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
-        return exchange(self.stages, context, parts, norms)
 
     def residual_square_sum(self) -> float:
         return self.memory.residual_square_sum() + self.collective.residual_square_sum()

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import coded_part
-from thinwire.engine.norms import Measured
+from thinwire.engine.norms import UNMEASURED, Measured
 from thinwire.engine.results import Base
 from thinwire.engine.stages import Stages, Stopwatch
 
 
-def exchange(stages: Stages, context: ExchangeContext, gradients: Sequence[Tensor], norms: Measured) -> Measured:
+def exchange(
+    stages: Stages, context: ExchangeContext, gradients: Sequence[Tensor], norms: Measured = UNMEASURED
+) -> Measured:
     """Replace a rank's gradients, one vector per segment, by the group's mean; the memory keeps what was not sent."""
     compressor, collective, local, net = stages.compressor, stages.collective, stages.local, stages.net
     watch = Stopwatch(net)

@@ -39,35 +39,34 @@ class OptimizerView:
             id(p): index for index, group in enumerate(self.optimizer.param_groups) for p in group["params"]
         }
 
-    def _group(self, index: int) -> dict[str, Any]:
-        """A group with the user's own values, also while they are switched off (a closure runs inside step())."""
-        group = self.optimizer.param_groups[index]
-        return {**group, **self._saved[index]} if self._saved is not None else group
-
     def hypers(self, parameters: Iterable[Tensor]) -> list[Hyper]:
-        """What the optimizer says about each of these now; parameters of one group share one object."""
-        by_group: dict[int | None, Hyper] = {}
+        """What the optimizer says about each of these now; parameters of one group share one object.
+
+        The values are the user's own, also while they are switched off (a closure runs inside step()).
+        """
+        by_group: dict[int, Hyper] = {}
         result = []
         for parameter in parameters:
             index = self._group_of.get(id(parameter))
-            if index is None or index not in by_group:
-                by_group[index] = self.hyper(parameter)
+            if index is None:
+                self._refresh()
+                index = self._group_of[id(parameter)]
+            if index not in by_group:
+                group = self.optimizer.param_groups[index]
+                if self._saved is not None:
+                    group = {**group, **self._saved[index]}
+                by_group[index] = Hyper(
+                    lr=float(group.get("lr", 0.0)),
+                    momentum=float(group.get("momentum", 0.0)) if self.is_sgd else 0.0,
+                    nesterov=bool(group.get("nesterov", False)) and self.is_sgd,
+                    weight_decay=float(group.get("weight_decay", 0.0)) if self.is_sgd else 0.0,
+                    maximize=bool(group.get("maximize", False)),
+                )
             result.append(by_group[index])
         return result
 
     def hyper(self, parameter: Tensor) -> Hyper:
-        index = self._group_of.get(id(parameter))
-        if index is None:
-            self._refresh()
-            index = self._group_of[id(parameter)]
-        group = self._group(index)
-        return Hyper(
-            lr=float(group.get("lr", 0.0)),
-            momentum=float(group.get("momentum", 0.0)) if self.is_sgd else 0.0,
-            nesterov=bool(group.get("nesterov", False)) and self.is_sgd,
-            weight_decay=float(group.get("weight_decay", 0.0)) if self.is_sgd else 0.0,
-            maximize=bool(group.get("maximize", False)),
-        )
+        return self.hypers([parameter])[0]
 
     def check_takeover(self, method: str) -> None:
         """Raise when momentum cannot be moved in front of the compression."""

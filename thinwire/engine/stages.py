@@ -34,27 +34,29 @@ class Clock:
         self.compressing += watch.compressing_s
 
 
+@dataclass
 class Stopwatch:
     """Runs through one exchange; the time on the wire is no work of this rank."""
 
-    def __init__(self, net: Net) -> None:
-        self._net, self._began, self._on_wire = net, time.perf_counter(), net.traffic.seconds
-        self._compensated = self._exchanged = self._began
-        self._exchanged_on_wire = self._on_wire
+    net: Net
+    began_s: float = field(default_factory=time.perf_counter)
+    compensated_s: float = 0.0
+    exchanged_s: float = 0.0
+    on_wire_s: float = 0.0
 
     def compensated(self) -> None:
-        self._compensated = time.perf_counter()
+        self.compensated_s, self.on_wire_s = time.perf_counter(), self.net.traffic.seconds
 
     def exchanged(self) -> None:
-        self._exchanged, self._exchanged_on_wire = time.perf_counter(), self._net.traffic.seconds
+        self.exchanged_s, self.on_wire_s = time.perf_counter(), self.net.traffic.seconds - self.on_wire_s
 
     @property
     def compensating_s(self) -> float:
-        return self._compensated - self._began + time.perf_counter() - self._exchanged
+        return self.compensated_s - self.began_s + time.perf_counter() - self.exchanged_s
 
     @property
     def compressing_s(self) -> float:
-        return self._exchanged - self._compensated - (self._exchanged_on_wire - self._on_wire)
+        return self.exchanged_s - self.compensated_s - self.on_wire_s
 
 
 class _Untouched:

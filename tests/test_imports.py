@@ -1,37 +1,53 @@
-"""Imports point one way, and every registered method keeps its contract."""
+"""Importing does no work, imports point one way, and every registered method keeps its contract."""
 
 from __future__ import annotations
 
 import ast
+import json
+import re
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import workers
 from cluster import Cluster
+from thinwire.engine.context import ExchangeContext, Hyper
 from workers import noise
 
 import thinwire
-from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.transport import ThreadNet, ThreadWorld
 
 PACKAGE = Path(thinwire.__file__).parent
 
 # From the ground up: a module may import from its own line and from the lines above it.
 LAYERS = [
-    {"errors", "stats", "starting", "torch_private"},
-    {"kernels"},
-    {"transport"},
-    {"engine"},
+    {"errors", "stats", "schedules", "timing", "starting", "warning", "changed"},
+    {"kernels", "lookout"},
+    {"layout", "transport", "scratch"},
+    {"payloads", "named_state"},
     {"memory"},
+    {"protocols"},
     {"codecs", "compressors"},
+    {"local", "groups", "pace", "probe"},
     {"collectives"},
-    {"methods"},
-    {"checkpoint", "monitor"},
-    {"edges"},
-    {"advisor"},
+    {"exchange"},
+    {"hierarchy"},
+    {"methods", "optimizers", "ddp", "gate", "merging", "replicas", "reshard", "state"},
+    {"checkpoint", "guard", "peers", "regroup"},
+    {"kept"},
+    {"watching"},
+    {"saving"},
+    {"stepping"},
+    {"wire", "cost"},
+    {"dry"},
+    {"profile"},
+    {"advice"},
+    {"auto"},
     {"attach"},
 ]  # what is in no line (the command line, recipes, benchmarks) uses the engine and is not used by it
 
@@ -78,6 +94,42 @@ def test_imports_point_one_way() -> None:
                 wrong.append(f"{path.relative_to(PACKAGE)} imports {target}")
     assert not wrong, wrong
     assert set(height) <= set(files().values()), "a part that is listed is not there"
+
+
+def test_importing_does_no_work() -> None:
+    """No process group, no thread, no CUDA, no random numbers, no network library, and no command line."""
+    code = """
+import json, random, sys, threading
+import numpy, torch
+torch.manual_seed(7)
+def dice():
+    return torch.get_rng_state().tolist(), repr(random.getstate()), numpy.random.get_state()[1].tolist()
+before = dice()
+threads = threading.active_count()
+import thinwire
+print(json.dumps({
+    "group": torch.distributed.is_initialized(),
+    "threads": threading.active_count() - threads,
+    "cuda": torch.cuda.is_initialized(),
+    "random": before != dice(),
+    "heavy": [m for m in ("typer", "rich", "thinwire.cli", "thinwire.lab.recipes") if m in sys.modules],
+}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True, timeout=120
+    )
+    expected = {"group": False, "threads": 0, "cuda": False, "random": False, "heavy": []}
+    assert json.loads(done.stdout) == expected
+    assert not done.stderr.strip()
+
+
+def test_public_names_are_those_of_all_once_and_in_order() -> None:
+    there = {name for name, it in vars(thinwire).items() if not name.startswith("_") and not isinstance(it, ModuleType)}
+    assert there | set(thinwire.__all__) == set(thinwire.__all__), "public, and not in __all__"
+    assert all(hasattr(thinwire, name) for name in thinwire.__all__)
+    order = {name: (not name.isupper(), not name[0].isupper(), name) for name in thinwire.__all__}
+    assert thinwire.__all__ == sorted(order, key=order.__getitem__), "twice, or not where a reader looks for it"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", thinwire.__version__)
 
 
 # --- contracts: a new name in METHODS is tested without being named here ---------------------------
@@ -130,9 +182,12 @@ def contract(net: ThreadNet, name: str, sgd: bool) -> list[torch.Tensor]:
             other.reduce(context, parts)
             assert torch.equal(torch.cat(parts), mean), f"{name}: reduce is not mean"
         outputs.append(mean.clone())
-    assert aggregator.residual_square_sum() >= 0 and aggregator.clock.compressing >= 0
-    rest = aggregator.leftover({"a": 2000, "b": 30}, {"a": 0.1, "b": 0.1})
-    assert set(rest) <= {"a", "b"} and all(tensor.numel() in (2000, 30) for tensor in rest.values())
+    numels = {"a": 2000, "b": 30}
+    rest = aggregator.leftover(numels, {"a": 0.1, "b": 0.1})
+    assert {name: tensor.numel() for name, tensor in rest.items()}.items() <= numels.items()
+    kept = [tensor for room in aggregator.state_dict().values() for tensor in room.get("residual", {}).values()]
+    squares = sum(float(tensor.double().square().sum()) for tensor in kept)
+    assert aggregator.residual_square_sum() == pytest.approx(squares) and bool(rest) == bool(squares)
     return outputs
 
 

@@ -71,10 +71,10 @@ def resume(group: dist.ProcessGroup, spec: str, saved: list[dict[str, Any]], opt
     state = wire.state_dict()
     _steps(group, model, optimizer, 6, 9)  # it goes on training
     step = wire.state_dict()["step"]
-    model2, _, wire2 = _attached(group, spec, **options)
+    _, _, wire2 = _attached(group, spec, **options)
     wire2.load_state_dict([torch.load(io.BytesIO(one["wire"]), weights_only=True) for one in saved])
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return {"step": (state["step"], step), "leftover": wire2.detach(), "flat": flat, "ok": model2 is not None}
+    return {"step": (state["step"], step), "leftover": wire2.detach(), "flat": flat}
 
 
 def _check(saved: list[dict[str, Any]], resumed: list[dict[str, Any]], drifting: bool) -> None:

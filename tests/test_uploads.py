@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from thinwire.kernels import reference
 from thinwire.kernels.reference import quantization
 from thinwire.kernels.uploads import once_a_thread, upload
 
+CACHED = re.compile(r"(functools\.)?(lru_)?cache\b")
 ELSEWHERE = torch.device("meta")  # a device that is not the host, and everywhere to be had
 
 
@@ -59,6 +62,14 @@ def test_no_thread_leaves_its_tables_behind() -> None:
     assert reference.block_expand(scales, ((3, 2), (5, 1))).shape == (11,)
 
 
-def test_there_is_one_home_for_this() -> None:
-    keyed = [path for path in Path(thinwire.__file__).parent.rglob("*.py") if "get_ident" in path.read_text()]
-    assert not keyed, "a cache of its own for tables of a thread: use thinwire.kernels.uploads"
+def test_nothing_on_a_device_is_cached_for_all_threads() -> None:
+    """What functools caches is every thread's: a tensor in it would be read on streams that did not wait for it."""
+    found = []
+    for path in Path(thinwire.__file__).parent.rglob("*.py"):
+        functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+        for one in functions:
+            signature = f"{ast.unparse(one.args)} -> {ast.unparse(one.returns) if one.returns else None}"
+            cached = any(CACHED.match(ast.unparse(decorator)) for decorator in one.decorator_list)
+            if cached and re.search(r"\b(Tensor|device)\b", signature):
+                found.append(f"{path.name}: {one.name}")
+    assert not found, "use thinwire.kernels.uploads.once_a_thread"

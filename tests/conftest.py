@@ -13,7 +13,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait leave t
 import pytest
 import torch
 
-sys.path[:0] = [p for p in (str(Path(__file__).parent), str(Path(__file__).parents[1])) if p not in sys.path]
+# Helpers and benchmarks are imported by their plain names. The folder of a test is put there by pytest itself, and
+# the processes of cluster.py get it all from multiprocessing, which hands sys.path on.
+TESTS = Path(__file__).resolve().parent
+FOLDERS = map(str, (TESTS / "support", TESTS, TESTS.parent, TESTS.parent / "benchmarks"))
+sys.path[:0] = [folder for folder in FOLDERS if folder not in sys.path]
 
 import data_folders  # noqa: E402
 from cluster import Cluster  # noqa: E402

@@ -28,7 +28,7 @@ Run = Callable[..., list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Run]:
     """Runs a case of zygote.py on n ranks, which may die, and returns how each of them ended."""
-    command = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
+    command = [sys.executable, str(Path(__file__).parent / "support" / "zygote.py")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
 

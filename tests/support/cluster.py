@@ -3,9 +3,10 @@
     results = cluster.run("test_something:work", 3, "argument")    # work(group, "argument") on ranks 0, 1, 2
 
 The function is named "module:function" (or given itself, if it lives at module level) and is imported by each
-process; it is called as fn(group, *args) with a process group of exactly n ranks, and the values it returns
-come back in rank order. Arguments and results are pickled. An exception on a rank ends the test with every
-rank's traceback. A call that takes longer than its timeout ends the processes; the next call starts new ones.
+process, whose sys.path is this one's; it is called as fn(group, *args) with a process group of exactly n ranks, and
+the values it returns come back in rank order. Arguments and results are pickled. An exception on a rank ends the test
+with every rank's traceback. A call that takes longer than its timeout ends the processes; the next call starts new
+ones.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 SIZE = 5
@@ -31,7 +31,6 @@ CALL_TIMEOUT_S = 120.0
 COLLECTIVE_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 120.0
 GRACE_S = 10.0  # for the other ranks after the first exception: they may wait for the failed one for ever
-TESTS = Path(__file__).resolve().parent
 
 
 class ClusterError(Exception):
@@ -178,7 +177,6 @@ def _token(group: Any) -> int:
 
 def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     """The life of one process: join, then answer calls until None comes or the parent goes away."""
-    sys.path[:0] = [path for path in (str(TESTS), str(TESTS.parent)) if path not in sys.path]
     if sys.platform == "linux":  # all processes are here: no host name has to resolve
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torch._dynamo  # what the constructor of DDP imports

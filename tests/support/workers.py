@@ -1,7 +1,6 @@
 """What the processes of the cluster run: training loops with and without thinwire, described by a Run.
 
-Functions that assert on every rank themselves are in workers_ddp.py (forms of DDP), workers_wire.py (the wire object)
-and workers_input.py (bad input).
+Functions that assert on every rank themselves stand beside the test that runs them.
 """
 
 from __future__ import annotations
@@ -246,7 +245,7 @@ def generators_untouched(group: dist.ProcessGroup, methods: list[Any]) -> list[s
     return touched
 
 
-# --- what the functions of workers_*.py assert with -------------------------------------------------
+# --- what functions assert with on every rank -------------------------------------------------------
 
 
 def close(a: Tensor, b: Tensor, what: str = "", atol: float = 3e-6) -> None:

@@ -70,14 +70,6 @@ def test_a_value_that_an_option_does_not_take_is_refused(method: Any, options: d
     assert any(option in text for option in options)
 
 
-@pytest.mark.parametrize("method", thinwire.METHODS.values(), ids=lambda m: m.name)
-def test_an_option_that_a_method_does_not_have_is_refused(method: Any) -> None:
-    with pytest.raises(TypeError, match=f"{method.__name__} has no option 'colour'; known options"):
-        method(colour="red")
-    text = sentence_of(ValueError, lambda: thinwire.parse_method(f"{method.name}:colour=red"))
-    assert "'colour'" in text and method.name in text and "known options" in text
-
-
 def test_a_misspelt_keyword_is_answered_with_the_right_one() -> None:
     with pytest.raises(TypeError, match=r"DGC has no option 'warmup_steps' \(did you mean 'warmup'\?\)"):
         thinwire.DGC(warmup_steps=10)  # type: ignore[call-arg]

@@ -188,12 +188,6 @@ def test_a_dry_run_goes_through_every_method_in_any_pretended_group(spec: str) -
     assert DryNet(8).size == 8
 
 
-def test_every_registered_method_has_a_cost_model() -> None:
-    for name, kind in thinwire.METHODS.items():
-        plan = plan_exchange(kind(), bucket_layouts(kind(), [ROWS])[0], 4)
-        assert (plan.nbytes > 0) == (name != "noop")
-
-
 def test_a_method_without_a_cost_model_is_named() -> None:
     class Odd(thinwire.Method):
         name = "odd"

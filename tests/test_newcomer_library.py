@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import logging
 import os
 import shutil
@@ -273,13 +271,6 @@ def test_several_patterns_are_joined_with_a_plus() -> None:
     assert thinwire.parse_method("terngrad:exclude=4.weight+4.bias").exclude == ("4.weight", "4.bias")
     with pytest.raises(ValueError, match=r"not of the form option=value$"):
         thinwire.parse_method("terngrad:seed=1,4.bias")
-
-
-@pytest.mark.parametrize("method", thinwire.METHODS.values(), ids=str)
-def test_every_option_is_explained(method: type[thinwire.Method]) -> None:
-    lines = [line.split() for line in inspect.getdoc(method).splitlines()]  # type: ignore[union-attr]
-    explained = {word.rstrip(",") for line in lines for word in line[:2]}
-    assert {field.name for field in dataclasses.fields(method)} <= explained
 
 
 # --- installation -----------------------------------------------------------------------------------

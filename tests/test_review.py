@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import sys
-import textwrap
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from cluster import Cluster
-from test_imports import contract
+from thinwire.engine.context import ExchangeContext, Hyper
 from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import own_part
 
@@ -24,7 +19,6 @@ from thinwire.checkpoint.reshard import reshard
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather
 from thinwire.compressors import TopK
-from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.exchange import DenseMean, Exchange
 from thinwire.engine.hierarchy import Hierarchy
 from thinwire.engine.layout import Layout
@@ -208,35 +202,6 @@ def test_skip_passes_over_a_bad_step_of_a_closure(cluster: Cluster, optimizer: s
     """The gradients were dropped before the closure made them, and the infinities were applied."""
     first, second = cluster.run(skipped_closure, 2, optimizer)
     assert torch.equal(first, second)
-
-
-def test_the_example_compressor_of_contributing_works_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-    room: dict[str, Any] = {"__name__": "thinwire.compressors.yours"}
-    monkeypatch.setitem(sys.modules, room["__name__"], ModuleType(room["__name__"]))
-    exec(textwrap.dedent(re.search(r"^ *```python\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)[1]), room)
-
-    @dataclass(frozen=True, kw_only=True)
-    class Yours(thinwire.Method):
-        name: ClassVar[str] = "yours"
-        exclude: tuple[str, ...] = ()
-
-        def aggregator(self, net: Any, optimizer_is_sgd: bool) -> Any:
-            return Exchange(ErrorFeedback(), room["EveryOther"](), AllGather(SparseCodec()), net)
-
-    monkeypatch.setitem(thinwire.METHODS, "yours", Yours)
-    results = ThreadWorld(3).run(lambda net: contract(net, "yours", True))
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
-    # Two steps send every element once; where everything is excluded, nothing is coded at all.
-    for coded in (9000, 0):
-        layout = Layout.of([("w", 0, coded, True), ("b", 1, 5, False)])
-
-        def run(net: ThreadNet, layout: Layout = layout) -> torch.Tensor:
-            aggregator, gradient = Yours().aggregator(net, True), torch.ones(layout.numel)
-            return sum(aggregator.mean(ExchangeContext(layout, s, (Hyper(),) * 2), gradient.clone()) for s in range(2))
-
-        total = ThreadWorld(2).run(run)[0]
-        assert torch.equal(total[coded:], torch.full((5,), 2.0)) and total[:coded].sum() == 1.5 * coded
 
 
 @pytest.mark.parametrize("verb", [["info"], ["bench", "wire", "--numel", "100"]])

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from cluster import Cluster
 from oracles import blocksign, terngrad
+from oracles.cases import Case, dense, distance, follow
 from oracles.optimizers import SGD, Adam
 from oracles.problem import Problem
-from test_oracles import Case, dense, distance, follow
 from test_wire_sizes import ceil4, slices, traffic
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP

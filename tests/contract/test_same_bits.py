@@ -48,7 +48,7 @@ def test_all_ranks_have_the_same_bits_after_50_steps_of_every_method(cluster: Cl
         assert results[0]["final"].isfinite().all()
 
 
-def test_a_rerun_gives_the_same_bits_of_parameters_and_of_everything_kept(cluster: Cluster) -> None:
+def test_rerun_gives_the_same_bits_of_parameters_and_of_everything_kept(cluster: Cluster) -> None:
     runs = [Run(method, optimizer, 6, "net", trajectory=False) for optimizer, method in METHODS]
     runs += [Run(thinwire.GradientDropping(density=0.05, local="error", sync_every=4), "adam", 6)]
     for results in cluster.run(workers.train, 4, runs + runs):

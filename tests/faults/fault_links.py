@@ -152,18 +152,18 @@ def run_cuts(cuts: int, methods: list[str], seed: int) -> list[dict[str, Any]]:
     dice, rows = random.Random(seed), []
     too_long = cuts // 4
     for place in range(too_long):
-        rows.append(_too_long(methods[place % len(methods)], dice))
+        rows.append(cut_too_long(methods[place % len(methods)], dice))
         print(json.dumps(rows[-1]), flush=True)
     left, place = cuts - too_long, 0
     while left > 0:
-        rows.append(_short(methods[place % len(methods)], min(5, left), dice))
+        rows.append(cut_shortly(methods[place % len(methods)], min(5, left), dice))
         print(json.dumps(rows[-1]), flush=True)
         left -= rows[-1]["tried"]
         place += 1
     return rows
 
 
-def _short(spec: str, count: int, dice: random.Random) -> dict[str, Any]:
+def cut_shortly(spec: str, count: int, dice: random.Random) -> dict[str, Any]:
     reference = train(spec, [], SHORT_TIMEOUT_S, dice)
     ran = train(spec, [dice.uniform(0.2, LONGEST_CUT_S) for _ in range(count)], SHORT_TIMEOUT_S, dice)
     equal = not any(ran["exit_codes"]) and ran["digests"] == reference["digests"] and len(ran["digests"]) == 1
@@ -176,7 +176,7 @@ def _short(spec: str, count: int, dice: random.Random) -> dict[str, Any]:
     }
 
 
-def _too_long(spec: str, dice: random.Random) -> dict[str, Any]:
+def cut_too_long(spec: str, dice: random.Random) -> dict[str, Any]:
     ran = train(spec, [None], LONG_TIMEOUT_S, dice)
     (cut,) = ran["cuts"]
     others = [failure for failure in ran["failures"] if failure["host"] != cut["host"]]

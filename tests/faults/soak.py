@@ -1,6 +1,6 @@
 """A long run of everything that changes mid-run: does memory, the number of threads or of open files grow?
 
-python benchmarks/soak.py --steps 20000 --json benchmarks/results/soak.json
+python tests/faults/soak.py --steps 20000 --json benchmarks/results/soak.json
 
 Four workers train a small model. The method changes every 100 steps and goes through all of them; every 500 steps the
 state is saved, loaded with weights_only and put back; every 5,000 steps the wire is detached and attached again; every
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     at = {"commit": commit(), "hardware": hardware(torch.device("cpu")), "date": today()}
-    result = {"command": " ".join(["python", "benchmarks/soak.py", *sys.argv[1:]]), **at}
+    result = {"command": " ".join(["python", "tests/faults/soak.py", *sys.argv[1:]]), **at}
     result |= soak(options.steps, options.workers)
     print(json.dumps({key: value for key, value in result.items() if key != "ranks"}))
     if options.json:

@@ -1,9 +1,9 @@
 """Mutated frames against every decoder, in both kernel homes; native kernels under sanitizers; the checksum's cost.
 
-    python benchmarks/fuzz_frames.py --frames 1000000 --json benchmarks/results/fuzz_frames.json
-    python benchmarks/fuzz_frames.py --native --frames 1000000
-    python benchmarks/fuzz_frames.py --sanitize --frames 1000000
-    python benchmarks/fuzz_frames.py --checksum
+    python tests/fuzz/fuzz_frames.py --frames 1000000 --json benchmarks/results/fuzz_frames.json
+    python tests/fuzz/fuzz_frames.py --native --frames 1000000
+    python tests/fuzz/fuzz_frames.py --sanitize --frames 1000000
+    python tests/fuzz/fuzz_frames.py --checksum
 
 A mutated frame must either be refused with one FrameError of one sentence, or be read as something whose invariants
 hold; both homes must say the same. Any other exception, a crash, a hang, an allocation far beyond the frame's length or

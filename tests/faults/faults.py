@@ -1,10 +1,10 @@
 """Workers killed at random moments, links cut, hosts that come and go: what is lost?
 
-python benchmarks/faults.py kills --kills 100     # kill -9 under torch's elastic agent; final parameters bit for bit
-python benchmarks/faults.py kills --launcher torchrun --kills 10
-python benchmarks/faults.py cuts --cuts 20        # emulated hosts, cables pulled for less and for more than the timeout
-python benchmarks/faults.py scale                 # two torchrun agents: one comes, and is killed again
-python benchmarks/faults.py slow --methods dgc:density=0.05  # a slow link, a slow host: whom do the statistics name?
+python tests/faults/faults.py kills --kills 100     # kill -9 under torch's elastic agent; final parameters bit for bit
+python tests/faults/faults.py kills --launcher torchrun --kills 10
+python tests/faults/faults.py cuts --cuts 20        # emulated hosts, cables pulled for less and more than the timeout
+python tests/faults/faults.py scale                 # two torchrun agents: one comes, and is killed again
+python tests/faults/faults.py slow --methods dgc:density=0.05  # a slow link, a slow host: whom do the statistics name?
 
 A restart under the command torchrun imports torch anew in every worker, which takes longer than everything else. With
 --launcher agent (the default) the same elastic agent that torchrun runs starts the workers from a fork server.
@@ -33,7 +33,7 @@ import torch
 
 from thinwire.lab.bench.rows import commit, hardware, today
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ELASTIC = ROOT / "examples" / "elastic.py"
 METHODS = (
     "dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true",
@@ -276,7 +276,7 @@ def main() -> None:
         rows = fault_links.run_slow(methods)
     else:
         rows = run_scale(methods, folder)
-    seconds, command = round(time.monotonic() - start_s), " ".join(["python", "benchmarks/faults.py", *sys.argv[1:]])
+    seconds, command = round(time.monotonic() - start_s), " ".join(["python", "tests/faults/faults.py", *sys.argv[1:]])
     print(f"{options.what}: {seconds} s", flush=True)
     if options.json:
         result = {"command": command, **at, "seconds": seconds, "seed": options.seed, "rows": rows}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 COMMON = ("-O1", "-g1", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra")
 SOURCES = ("pack", "accumulate", "quantize", "select", "ternary", "lists", "server")

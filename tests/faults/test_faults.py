@@ -1,4 +1,4 @@
-"""Ranks that die, links that are cut, workers that are killed: short versions of benchmarks/faults.py and soak.py.
+"""Ranks that die, links that are cut, workers that are killed: short versions of faults.py and soak.py.
 
 None of these tests asserts how fast something is; a rank that hangs is ended after minutes and fails its test.
 """
@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fault_links
+import faults
 import pytest
+import soak
+from paths import TESTS
 
 from thinwire.lab import emulation
 from thinwire.transport.failures import _Board
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
 
 HANG_S = 180.0
 Run = Callable[..., list[dict[str, Any]]]
@@ -28,7 +29,7 @@ Run = Callable[..., list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Run]:
     """Runs a case of zygote.py on n ranks, which may die, and returns how each of them ended."""
-    command = [sys.executable, str(Path(__file__).parent / "support" / "zygote.py")]
+    command = [sys.executable, str(TESTS / "support" / "zygote.py")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
 
@@ -146,8 +147,6 @@ def test_leaving_in_any_order_is_clean(zygote: Run, order: str) -> None:
 
 
 def test_killed_workers_go_on_where_the_last_checkpoint_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import faults
-
     monkeypatch.setattr(faults, "STEPS", 60)
     (row,) = faults.run_kills("agent", 3, ["dgc:density=0.05,dense_below=8"], 0, tmp_path)
     assert row["tried"] == 3 and row["runs"] == row["runs_bit_equal"]
@@ -158,20 +157,16 @@ REASON = emulation.why_not()
 
 @pytest.mark.skipif(REASON is not None, reason=f"no clusters here: {REASON}")
 def test_a_cut_link_is_survived_or_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    import fault_links
-
     monkeypatch.setattr(fault_links, "HOSTS", 2)
     monkeypatch.setattr(fault_links, "STEPS", 60)
     dice = random.Random(0)
-    survived = fault_links._short("blocksign:dense_below=1", 1, dice)
+    survived = fault_links.cut_shortly("blocksign:dense_below=1", 1, dice)
     assert survived["tried"] == 1 and survived["bit_equal"], survived
-    ended = fault_links._too_long("gtopk:density=0.05", dice)
+    ended = fault_links.cut_too_long("gtopk:density=0.05", dice)
     assert ended["named_by_all_others"] and 0 not in ended["exit_codes"], ended
 
 
 def test_a_short_soak() -> None:
-    import soak
-
     result = soak.soak(steps=120, workers=2)
     assert result["replicas_equal"] and result["evaluation_clean"], result
     assert result["growth"]["threads"] <= 0 and result["growth"]["files"] <= 0, result

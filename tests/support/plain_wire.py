@@ -48,6 +48,11 @@ def mix(x: int) -> int:
     return x ^ (x >> 16)
 
 
+def random_word(key: int, i: int) -> int:
+    """Number i of a stream of random numbers."""
+    return mix(mix((i ^ key) % 2**32) ^ mix((key + 0x9E3779B9) % 2**32))
+
+
 def checksum(frame: bytes) -> int:
     """Of a whole frame: all words but the ninth, which is the checksum itself."""
     words = struct.unpack(f"<{len(frame) // 4}I", frame)

@@ -31,7 +31,7 @@ def in_another_thread(work: Callable[[], Any]) -> Any:
     return results.pop()
 
 
-def test_a_table_is_made_once_a_thread_and_goes_with_it() -> None:
+def test_table_is_made_once_a_thread_and_goes_with_it() -> None:
     made = []
 
     @once_a_thread(most=2)

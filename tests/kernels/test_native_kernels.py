@@ -1,4 +1,4 @@
-"""Fused native kernels against the plain-torch reference, with the vector loops of this machine and without any."""
+"""Native kernels against the plain-torch reference, with the vector loops of this machine and without any."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import ROOT
+from thinwire.engine.context import ExchangeContext, Hyper
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.collectives.shards import shards
 from thinwire.compressors import Ternarize
-from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse, TernaryDraw
 from thinwire.errors import FrameError
 from thinwire.kernels import cpu, native, reference
 
-ROOT = Path(__file__).parents[1]
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 CPU = torch.device("cpu")
 
@@ -60,25 +59,9 @@ def vector(seed: int, numel: int, size: float = 1.0) -> Tensor:
     return torch.from_numpy((np.random.default_rng(seed).standard_normal(numel) * size).astype(np.float32))
 
 
-def test_a_library_that_does_not_load_says_why(tmp_path: Path) -> None:
-    assert "was not built" in str(native.load(tmp_path / "_native.so"))
-    (tmp_path / "_native.so").write_bytes(b"no library")
-    reason = native.load(tmp_path / "_native.so")
-    assert isinstance(reason, str) and "could not be loaded" in reason and "_native.so" in reason
-
-
-def test_info_says_which_loops_run() -> None:
-    assert native.vectors() in ("AVX-512", "AVX2", "portable")
-    if kernels.home_name(CPU) == "native":
-        assert native.vectors() in kernels.describe()
-
-
-# ------------------------------------------------------------------------------------------------------------ TernGrad
-
-
 @pytest.mark.parametrize("shift", [0.0, 3.0, -1000.0])
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e25])
-def test_moments(loops: None, size: float, shift: float) -> None:
+def test_moments_are_exact_to_rounding(loops: None, size: float, shift: float) -> None:
     parts = [(vector(n, n) + shift) * size for n in (1, 31, 32, 1000, 1024, 70_001, 200_000)]
     deviations, largest = cpu.moments(parts)
     for part, deviation, most in zip(parts, deviations.tolist(), largest.tolist(), strict=True):
@@ -118,7 +101,9 @@ def test_moments_of_what_is_not_finite(loops: None) -> None:
     seed=st.integers(0, 2**32 - 1),
     clipped=st.booleans(),
 )
-def test_ternarize_packed(portable: ctypes.CDLL, numels: list[int], seed: int, clipped: bool) -> None:
+def test_ternarize_packed_equals_the_reference(
+    portable: ctypes.CDLL, numels: list[int], seed: int, clipped: bool
+) -> None:
     parts = [vector(seed % 1000 + place, numel) for place, numel in enumerate(numels)]
     for part in parts:
         part[::7], part[3::11] = 0.0, -0.0
@@ -192,12 +177,9 @@ def test_moments_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 4 and other.drawn().packed.shape == payload.drawn().packed.shape
 
 
-# ------------------------------------------------------------------------------------------------- decoding and adding
-
-
 @QUICK
 @given(data=st.data(), numel=st.sampled_from([1, 9, 1000, 100_000, 2**32 - 1]), threads=st.integers(1, 3))
-def test_rice_indices(portable: ctypes.CDLL, data: st.DataObject, numel: int, threads: int) -> None:
+def test_rice_indices_equal_the_reference(portable: ctypes.CDLL, data: st.DataObject, numel: int, threads: int) -> None:
     """Right and damaged streams: both homes find the same indices and the same thing wrong."""
     streams = []
     for _ in range(data.draw(st.integers(1, 4))):
@@ -243,7 +225,7 @@ def test_rice_indices(portable: ctypes.CDLL, data: st.DataObject, numel: int, th
     num_lists=st.integers(0, 5),
     threads=st.integers(1, 3),
 )
-def test_scatter_add(numels: list[int], seed: int, num_lists: int, threads: int) -> None:
+def test_scatter_add_equals_the_reference(numels: list[int], seed: int, num_lists: int, threads: int) -> None:
     """Many lists into parts wherever they lie: bit-equal to adding them one after the other."""
     total, generator = sum(numels), np.random.default_rng(seed)
     starts = np.cumsum([0, *numels[:-1]]).tolist()
@@ -260,7 +242,7 @@ def test_scatter_add(numels: list[int], seed: int, num_lists: int, threads: int)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_several_frames_are_read_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_frames_are_decoded_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames of different codings together; and whichever is bad, its origin and its fault are named."""
     context = ExchangeContext(Layout.of([("a", 0, 5000, True)]), 3, (Hyper(),))
     frames, payloads = [], []
@@ -280,16 +262,13 @@ def test_several_frames_are_read_like_one(monkeypatch: pytest.MonkeyPatch) -> No
             codec.decode_all(context, damaged, 5000, 50, 2, CPU)
 
 
-# ----------------------------------------------------------------------------------------------- choosing and keeping
-
-
 @QUICK
 @given(
     numels=st.lists(st.sampled_from([0, 1, 5, 300, 70_000, 140_001]), max_size=5),
     seed=st.integers(0, 2**32 - 1),
     threshold=st.sampled_from([None, 0.0, 1.0, 3.0, float("inf")]),
 )
-def test_select_scopes(numels: list[int], seed: int, threshold: float | None) -> None:
+def test_select_scopes_equals_the_reference(numels: list[int], seed: int, threshold: float | None) -> None:
     """With enough candidates, with too few and with none: the same choice, and ties to the lower index."""
     bounds = np.cumsum([0, *numels]).tolist()
     x = vector(seed % 1000, bounds[-1])
@@ -305,7 +284,7 @@ def test_select_scopes(numels: list[int], seed: int, threshold: float | None) ->
 
 @pytest.mark.parametrize("kind", ["normal", "heavy", "few", "equal", "rising", "nan"])
 @pytest.mark.parametrize("k", [1, 70, 5000, 150_000])
-def test_select_topk_of_a_long_vector(loops: None, kind: str, k: int) -> None:
+def test_select_topk_of_a_long_vector_equals_the_reference(loops: None, kind: str, k: int) -> None:
     """The sample may be misled: by few large elements, by equal ones, by an order; the choice is exact all the same."""
     x = vector(7, 200_003)
     if kind == "heavy":
@@ -324,7 +303,7 @@ def test_select_topk_of_a_long_vector(loops: None, kind: str, k: int) -> None:
 
 @QUICK
 @given(seed=st.integers(0, 2**32 - 1), sizes=st.tuples(st.integers(0, 300), st.integers(0, 300)))
-def test_lists(seed: int, sizes: tuple[int, int]) -> None:
+def test_union_and_subtraction_equal_the_reference(seed: int, sizes: tuple[int, int]) -> None:
     generator = np.random.default_rng(seed)
     odd = torch.tensor([0.0, -0.0, float("nan"), float("inf"), float("-inf"), 1e38])
     lists = []
@@ -355,7 +334,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("place", [None, 0, 2])
-def test_first_nonfinite(place: int | None) -> None:
+def test_first_nonfinite_equals_the_reference(place: int | None) -> None:
     parts = [vector(1, 100_000), torch.zeros(0), vector(2, 10), vector(3, 70_000)]
     for odd in (float("nan"), float("-inf")):
         if place is not None:
@@ -363,7 +342,7 @@ def test_first_nonfinite(place: int | None) -> None:
         assert cpu.first_nonfinite(parts) == reference.first_nonfinite(parts) == place
 
 
-def test_checksum_around() -> None:
+def test_checksum_around_a_hole_equals_the_reference() -> None:
     words = torch.arange(1000, dtype=torch.int32) * 12345
     for hole in (0, 8, 999):
         assert int(cpu.checksum_around(words, hole)) == int(reference.checksum_around(words, hole))

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import native_instructions
+import pytest
+from paths import BENCHMARKS
 
-KEPT = Path(__file__).parents[1] / "benchmarks" / "results" / "native_instructions.json"
+KEPT = BENCHMARKS / "results" / "native_instructions.json"
 
 
 def test_no_kernel_needs_more_instructions_than_it_did() -> None:
@@ -27,7 +23,7 @@ def test_no_kernel_needs_more_instructions_than_it_did() -> None:
     assert native_instructions.grown(rows, kept) == []
 
 
-def test_growth_is_seen() -> None:
+def test_growth_of_instructions_is_seen() -> None:
     kept = [{"kernel": "tw_moments", "each": 2.0, "per": "element"}]
     assert native_instructions.grown([{"kernel": "tw_moments", "each": 2.1, "per": "element"}], kept) == []
     assert (

@@ -1,9 +1,8 @@
-"""Lists of entries in the native library equal plain torch bit for bit; the memory that exchanges share."""
+"""Native lists of entries equal plain torch bit for bit: listing, choosing, gathering, merging, coding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.codecs import SparseCodec
-from thinwire.compressors import TopK
-from thinwire.engine.context import ExchangeContext, Hyper
-from thinwire.engine.layout import Layout
-from thinwire.engine.payloads import Sparse
-from thinwire.engine.workspace import BACK, Workspace
 from thinwire.kernels import cpu, cpu_lists, lists, native, reference
 from thinwire.kernels.lists import Entries
-from thinwire.memory import ErrorFeedback
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
@@ -54,7 +46,9 @@ numels = st.sampled_from([400, 100_000, 2**31 - 1, 2**32 - 1])
 
 @QUICK
 @given(seed=st.integers(0, 2**32 - 1), size=sizes, other=sizes, numel=numels, odd=st.booleans(), narrow=st.booleans())
-def test_merging_and_keeping(seed: int, size: int, other: int, numel: int, odd: bool, narrow: bool) -> None:
+def test_merge_topk_and_keeping_equal_plain_torch(
+    seed: int, size: int, other: int, numel: int, odd: bool, narrow: bool
+) -> None:
     (a, a_values), (b, b_values) = entries_of(seed, size, numel, odd), entries_of(seed + 1, other, numel, odd)
     of: Callable[[Tensor], Tensor] = native.narrow if narrow else lambda indices: indices
 
@@ -87,7 +81,7 @@ def test_merging_and_keeping(seed: int, size: int, other: int, numel: int, odd: 
 
 @QUICK
 @given(seed=st.integers(0, 2**32 - 1), size=sizes, scale=st.sampled_from([1.0, 1e-44, 1e38, 0.0]), odd=st.booleans())
-def test_8_bit_values(seed: int, size: int, scale: float, odd: bool) -> None:
+def test_int8_values_equal_plain_torch(seed: int, size: int, scale: float, odd: bool) -> None:
     values = entries_of(seed, size, 2**31, odd)[1] * scale
     codes, scales = reference.int8_quantize(values)
     ours = cpu_lists.int8_quantize(values, torch.empty(values.numel(), dtype=torch.int8))
@@ -97,7 +91,7 @@ def test_8_bit_values(seed: int, size: int, scale: float, odd: bool) -> None:
 
 @QUICK
 @given(seed=st.integers(0, 2**32 - 1), size=sizes, numel=numels)
-def test_rice_streams_of_indices(seed: int, size: int, numel: int) -> None:
+def test_rice_streams_equal_plain_torch(seed: int, size: int, numel: int) -> None:
     indices, _ = entries_of(seed, size, numel, False)
     for parameter in {0, 3, 30} if numel < 1 << 20 else {17, 30}:
         expected = reference.rice_encode(lists.gaps_between(indices), parameter)
@@ -116,7 +110,7 @@ def test_rice_streams_of_indices(seed: int, size: int, numel: int) -> None:
 
 @pytest.mark.parametrize("entries", [0, 5, 600, 5000, 10**6])
 @pytest.mark.parametrize("kind", ["normal", "equal", "rising", "nan", "zeros"])
-def test_a_search_is_exact_in_however_little_memory(entries: int, kind: str) -> None:
+def test_select_scopes_is_exact_in_however_little_memory(entries: int, kind: str) -> None:
     x = torch.randn(150_001, generator=torch.Generator().manual_seed(1))
     if kind in ("equal", "zeros"):
         x = torch.full_like(x, 1.0 if kind == "equal" else 0.0)
@@ -133,7 +127,7 @@ def test_a_search_is_exact_in_however_little_memory(entries: int, kind: str) -> 
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_listing_stops_at_its_capacity(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+def test_accumulate_stops_listing_at_its_capacity(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(native, "threads", lambda: threads)
     grad = torch.randn(300_000, generator=torch.Generator().manual_seed(2))
     segments = reference.Segments((0,), (0.0,), (False,), (0.0,), (None,), (0.0,))
@@ -146,83 +140,72 @@ def test_listing_stops_at_its_capacity(monkeypatch: pytest.MonkeyPatch, threads:
         assert found is None or (torch.equal(found.to(torch.int64), expected) and found.data_ptr() == places.data_ptr())
 
 
-# ------------------------------------------------------------------------------------------------------- shared memory
+def noise(numel: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
-def test_scratch_grows_once_is_used_again_and_shrinks() -> None:
-    workspace = Workspace()
-
-    def exchange(count: int) -> set[int]:
-        workspace.begin()
-        front = workspace.take(count, torch.float32, CPU)
-        mark = workspace.mark()
-        more = workspace.take(count, torch.int32, CPU)
-        back = workspace.take(3 * count, torch.uint8, CPU, BACK)
-        assert front is not None and more is not None and back is not None
-        front.fill_(1.0), more.fill_(2), back.fill_(3)
-        assert front.eq(1).all() and more.eq(2).all() and back.eq(3).all(), "they overlap"
-        workspace.release(mark)
-        again = workspace.take(count, torch.float32, CPU)
-        assert again is not None
-        again.fill_(4.0)
-        assert front.eq(1).all() and back.eq(3).all()
-        return {front.data_ptr(), more.data_ptr(), again.data_ptr(), back.data_ptr()}
-
-    exchange(1000)
-    assert workspace.nbytes == 0
-    assert exchange(1000) == exchange(1000) and 11_000 <= workspace.nbytes <= 11_200
-    exchange(5000)
-    exchange(1000)
-    assert workspace.nbytes >= 55_000, "as long as the longest so far"
-    for _ in range(201):
-        exchange(1000)
-    assert workspace.nbytes <= 11_200, "given back when nobody needs it"
+def segments(*numels: int) -> reference.Segments:
+    starts = tuple(sum(numels[:place]) for place in range(len(numels)))
+    zeros = (0.0,) * len(numels)
+    return reference.Segments(starts, zeros, (False,) * len(numels), zeros, (None,) * len(numels), zeros)
 
 
-def test_without_a_beginning_everything_is_allocated() -> None:
-    workspace = Workspace()
-    a, b = workspace.take(10, torch.float32, CPU), workspace.take(10, torch.float32, CPU)
-    assert a is not None and b is not None and a.data_ptr() != b.data_ptr() and workspace.nbytes == 0
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("numels", [(1,), (127, 130), (300_001, 5, 64)])
+@pytest.mark.parametrize("threshold", [0.0, 1.0, 2.5, 50.0])
+def test_accumulate_lists_what_reaches_a_threshold(
+    threads: int, numels: tuple[int, ...], threshold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the list just fits, and where it does not."""
+    monkeypatch.setattr(native, "threads", lambda: threads)
+    parts, limits = [noise(numel, numel) for numel in numels], [threshold] * len(numels)
+    wanted = torch.nonzero(torch.cat(parts).abs() >= threshold).flatten()
+    for room in (wanted.numel() + 1000, wanted.numel(), wanted.numel() - 1):
+        if room >= 0:
+            residual = torch.zeros(sum(numels))
+            found = cpu.accumulate(parts, segments(*numels), None, residual, limits, room)
+            assert torch.equal(residual, torch.cat(parts))
+            assert (found is None) == (room < wanted.numel())
+            assert found is None or torch.equal(found, wanted)
 
 
-def test_scratch_is_for_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.engine.workspace.home_name", lambda device: "reference")
-    assert Workspace().take(10, torch.float32, CPU) is None
-    monkeypatch.undo()
-    assert Workspace().entries(10, 1 << 31, CPU) is None, "32 bits are too few for its indices"
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("velocity", [False, True])
+def test_accumulate_rescales_what_waited_in_the_same_pass(
+    threads: int, velocity: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits of a pass of its own before, in both homes, and the list is of what is there afterwards."""
+    monkeypatch.setattr(native, "threads", lambda: threads)
+    numels, ratios = (1000, 127, 70_001), (1.0, 1.25, 1 / 3)
+    parts, rows = [noise(numel, numel) for numel in numels], segments(*numels)
+    expected, u = noise(sum(numels), 7), noise(sum(numels), 8) if velocity else None
+    for start, numel, ratio in zip(rows.starts, numels, ratios, strict=True):
+        expected[start : start + numel] *= ratio
+    cpu.accumulate(parts, rows, u.clone() if u is not None else None, expected, None, 0)
+    for home in (cpu, reference):
+        monkeypatch.setattr(kernels, "_kernels", lambda _, home=home: home)
+        residual = noise(sum(numels), 7)
+        mine = u.clone() if u is not None else None
+        found = kernels.accumulate(parts, rows, mine, residual, [2.5] * 3, 100_000, ratios=ratios)
+        assert torch.equal(residual, expected), home
+        assert torch.equal(found, torch.nonzero(expected.abs() >= 2.5).flatten()), home
 
 
-@pytest.mark.parametrize("density", [0.001, 0.02, 0.25, 1.0])
-@pytest.mark.parametrize("values", ["fp32", "int8", "bf16"])
-def test_frames_do_not_depend_on_the_memory_they_are_made_in(density: float, values: str) -> None:
-    """Selection and coding in kept memory give the frames that plain torch gives, step after step."""
-    layout = Layout.of([("a", 0, 70_001, True), ("b", 1, 5, True), ("c", 2, 900, True), ("d", 3, 30, False)])
-    workspace, codec = Workspace(), SparseCodec(values)
-    lean, plain = TopK(density, workspace=workspace), TopK(density)
-    memory, tail = ErrorFeedback(), torch.ones(30)
-    generator = torch.Generator().manual_seed(3)
-    for step in range(8):
-        context = ExchangeContext(layout, step, (Hyper(),) * 4)
-        grad = torch.randn(layout.numel, generator=generator)
-        if step % 3 == 2:
-            grad[:7000] *= 40  # clustered: some entries do not fit into the frame
-        workspace.begin()
-        hint = lean.hint(context, CPU)
-        x = memory.compensate(context, grad, hint)[: layout.coded_numel]
-        chosen = reference.select_scopes(
-            x, [0, 70_001, 70_006, 70_906], [max(1, round(density * n)) for n in (70_001, 5, 900)], None
-        )[0]
-        expected = codec.encode(context, Sparse(chosen, x[chosen], x.numel(), plain.num_entries(context)), tail)
-        payload = lean.compress(context, x, None, 0, hint)
-        assert torch.equal(payload.indices.to(torch.int64), chosen) and payload.indices.dtype == torch.int32
-        frame = codec.encode(context, payload, tail, workspace=workspace)
-        assert torch.equal(frame, expected)
-        entries = workspace.entries(payload.capacity, x.numel(), CPU)
-        assert entries is not None
-        read: Any = codec.decode(
-            context, frame, x.numel(), payload.capacity, 30, CPU, "x", (entries.indices, entries.values)
-        )
-        again: Any = codec.decode(context, frame, x.numel(), payload.capacity, 30, CPU, "x")
-        assert torch.equal(read[0].indices.to(torch.int64), again[0].indices)
-        assert torch.equal(read[0].values, again[0].values) and torch.equal(read[1], tail)
-        kernels.subtract_at(x, read[0].indices, read[0].values)
+@pytest.mark.parametrize("levels", [1, 3, 1000, 10**9])
+@pytest.mark.parametrize("k", [1, 5_000, 19_999])
+def test_select_scopes_finds_the_best_of_many_candidates(levels: int, k: int) -> None:
+    """With few levels nearly all magnitudes are equal, and the lower index wins."""
+    x = (noise(30_000) * levels).round() / levels if levels < 10**9 else noise(30_000)
+    candidates = torch.arange(0, 30_000, 3).repeat_interleave(2)[:20_000]
+    candidates[1::2] += 1  # rising, two of three
+    bounds, ks = [0, 30_000], [k]
+    for mine, theirs in zip(
+        cpu.select_scopes(x, bounds, ks, candidates), reference.select_scopes(x, bounds, ks, candidates), strict=True
+    ):
+        assert torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs))
+
+
+def test_take_at_equals_plain_torch() -> None:
+    x, indices = noise(1000), torch.tensor([0, 3, 4, 998, 999])
+    assert torch.equal(cpu_lists.take_at(x, indices), lists.take_at(x, indices))
+    assert cpu_lists.take_at(x, indices[:0]).numel() == 0

@@ -34,7 +34,7 @@ def blocks_of(numels: list[int], block: int | None) -> Runs:
 
 @QUICK
 @given(numels=LENGTHS, block=st.sampled_from([None, 1, 5, 64, 4096]), seed=st.integers(0, 2**31))
-def test_signs(numels: list[int], block: int | None, seed: int) -> None:
+def test_sign_servers_equal_plain_torch(numels: list[int], block: int | None, seed: int) -> None:
     runs, total = blocks_of(numels, block), sum(numels)
     x = torch.cat(vectors(numels, seed))
     scales = cpu_serving.sign_scales(x, runs)
@@ -64,7 +64,7 @@ def test_signs(numels: list[int], block: int | None, seed: int) -> None:
 
 @QUICK
 @given(numels=LENGTHS, ranks=st.sampled_from([1, 2, 3, 4, 8, 200]), seed=st.integers(0, 2**31))
-def test_trits(numels: list[int], ranks: int, seed: int) -> None:
+def test_trit_servers_equal_plain_torch(numels: list[int], ranks: int, seed: int) -> None:
     total, bits = sum(numels), (2 * ranks).bit_length()
     generator = torch.Generator().manual_seed(seed)
     trits = [torch.randint(-1, 2, (total,), generator=generator, dtype=torch.int8) for _ in range(ranks)]
@@ -82,7 +82,7 @@ def test_trits(numels: list[int], ranks: int, seed: int) -> None:
     assert torch.equal(mine, reference.block_expand(scales, blocks_of(numels, None)) * sums / ranks)
 
 
-def test_a_level_that_no_sum_has_is_seen() -> None:
+def test_level_that_no_sum_has_is_seen() -> None:
     for home in (cpu_serving, serving):
         for place in (0, 99_999):
             levels = torch.full((100_000,), 6)

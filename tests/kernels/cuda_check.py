@@ -1,6 +1,6 @@
 """Real training on a GPU through Gloo (several processes share it) and NCCL (one process); run by hand.
 
-    python tests/cuda_check.py [WORKERS]
+    python tests/kernels/cuda_check.py [WORKERS]
 
 Every method must follow the same method on the CPU, all ranks must end with the same bits.
 """

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from paths import ROOT
 
 HERE = Path(__file__).resolve().parent
 
@@ -24,7 +25,7 @@ def test_triton_kernels_equal_the_reference() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / "triton_checks.py")],
         env={**os.environ, **chosen, "THINWIRE_KERNELS": "gpu", "OMP_NUM_THREADS": "1"},
-        cwd=HERE.parent,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=280,

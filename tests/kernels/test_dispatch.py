@@ -38,14 +38,14 @@ def defined_in(module: ModuleType) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def test_what_is_dispatched_is_in_the_specification_and_in_the_native_home() -> None:
+def test_dispatched_kernels_are_in_the_reference_and_in_the_native_home() -> None:
     asked = asked_of_a_home()
     assert {"accumulate", "ternarize_packed", "rice_indices", "checksum"} <= asked
     for home in (reference, cpu):
         assert {name for name in asked if not callable(getattr(home, name, None))} == ONLY_ON_A_GPU
 
 
-def test_the_specification_is_whole_whichever_module_holds_a_part() -> None:
+def test_reference_exports_all_that_its_modules_define() -> None:
     parts = [
         importlib.import_module(f"{reference.__name__}.{one.name}") for one in pkgutil.iter_modules(reference.__path__)
     ]

@@ -1,0 +1,81 @@
+"""Top-k by magnitude: exact against a stable sort, sampled against exact."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from generators import torch_generator_untouched  # noqa: F401  every test of this file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_homes import every_home
+from sorted_topk import FLAVOURS, ODD, oracle, vector
+
+from thinwire.kernels import reference
+
+QUICK = settings(deadline=None, max_examples=80, derandomize=True)
+SIZES = [0, 1, 7, 1023, 4097]
+
+
+@every_home
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("size", SIZES)
+def test_exact_selection_is_a_stable_sort(home: ModuleType, size: int, flavour: str) -> None:
+    x = vector(size, size, flavour)
+    for k in sorted({0, 1, 2, 5, size // 1000, size // 100, size // 10, size // 2, size - 1, size, size + 1}):
+        if k >= 0:
+            chosen = home.select_topk(torch.from_numpy(x), k)
+            assert chosen.dtype == torch.int64 and chosen.tolist() == oracle(x, k), k
+
+
+@every_home
+@QUICK
+@given(x=st.lists(st.one_of(st.floats(width=32), st.sampled_from(ODD)), max_size=60), k=st.integers(0, 65))
+def test_exact_selection_of_anything(home: ModuleType, x: list[float], k: int) -> None:
+    given_ = torch.tensor(x, dtype=torch.float32)
+    kept = given_.clone()
+    assert home.select_topk(given_, k).tolist() == oracle(np.array(x, dtype=np.float32), k)
+    assert given_.view(torch.int32).equal(kept.view(torch.int32))
+
+
+@every_home
+def test_exact_selection_of_a_large_vector(home: ModuleType) -> None:
+    """A size at which a kernel splits its work; ties cross every border."""
+    x = vector(1, 150_000, "ties")
+    for k in (1, 300, 75_000):
+        assert home.select_topk(torch.from_numpy(x), k).tolist() == oracle(x, k)
+
+
+@every_home
+def test_selection_of_a_view(home: ModuleType) -> None:
+    x = torch.from_numpy(vector(2, 4097, "plain"))
+    assert home.select_topk(x[100:900], 9).tolist() == oracle(x[100:900].numpy(), 9)
+    assert home.select_topk(x[::3], 9).tolist() == oracle(x[::3].numpy(), 9)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("size", [*SIZES, 20_000])
+def test_sampled_selection(size: int, flavour: str) -> None:
+    """Never more than k, rising, no index twice, and the largest of those that pass its threshold."""
+    x = vector(size + 7, size, flavour)
+    given_, magnitude = torch.from_numpy(x), np.nan_to_num(np.abs(x), nan=np.inf, posinf=np.inf)
+    for k in sorted({0, 1, size // 1000, size // 100, size // 10, size // 2, size, size + 3}):
+        for key in (0, 2**32 - 1):
+            chosen = reference.select_sampled(given_, k, key).numpy()
+            assert len(chosen) <= k and np.all(np.diff(chosen) > 0)
+            if len(chosen) == k:
+                assert chosen.tolist() == oracle(x, k)  # enough passed: the exact answer
+            elif k <= size:  # an upper part of the exact answer
+                assert len(chosen) and set(chosen) <= set(oracle(x, k))
+                assert magnitude[chosen].min() > np.delete(magnitude, chosen).max()
+
+
+def test_sampled_selection_finds_nearly_all() -> None:
+    """With ordinary values the estimate is good: at least 70 % of k always, and 95 % in the mean."""
+    shares = []
+    for seed in range(20):
+        x = torch.from_numpy(vector(seed, 30_000, "plain"))
+        shares.append(reference.select_sampled(x, 300, seed).numel() / 300)
+    assert min(shares) >= 0.7 and sum(shares) / 20 >= 0.95

@@ -219,15 +219,6 @@ def test_a_folder_is_no_json_file(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "it is a folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("numel", [1, 3])
-def test_terngrad_moves_a_tensor_whose_elements_are_equal(numel: int) -> None:
-    """Its deviation is zero: clipped at 2.5 times that, it never got a gradient."""
-    for value in (-0.7, 1e-3, 12345.678):
-        grad = torch.full((numel,), value)
-        means = ThreadWorld(2).run(lambda net, g=grad: thinwire.TernGrad().aggregator(net, True).mean(_turn(numel), g))
-        torch.testing.assert_close(means[0], grad)
-
-
 def test_a_length_or_a_text_from_a_peer_is_not_trusted() -> None:
     """A peer that announced a terabyte made every rank allocate it."""
 

@@ -16,9 +16,9 @@ from oracles import blocksign, terngrad
 from oracles.cases import Case, dense, distance, follow
 from oracles.optimizers import SGD, Adam
 from oracles.problem import Problem
-from test_wire_sizes import ceil4, slices, traffic
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from traffic import ceil4, slices, traffic
 
 import thinwire
 from thinwire.advisor.cost import plan_exchange

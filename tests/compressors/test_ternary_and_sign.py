@@ -10,7 +10,9 @@ from sorted_topk import INF, NAN, vector
 from torch import Tensor
 from turns import turn_of
 
+import thinwire
 from thinwire.compressors import Sign, Ternarize
+from thinwire.transport import ThreadWorld
 
 SIZES = [0, 1, 7, 1023, 4097]
 
@@ -63,3 +65,14 @@ def test_votes_of_zeros_are_fair_coins() -> None:
     assert torch.equal(negative, Sign().compress(turn_of([4097], 3), x, None, 1).negative)
     assert not torch.equal(negative, Sign().compress(turn_of([4097], 4), x, None, 1).negative)
     assert not torch.equal(negative, Sign().compress(turn_of([4097], 3), x, None, 2).negative)
+
+
+@pytest.mark.parametrize("numel", [1, 3])
+def test_terngrad_moves_a_tensor_whose_elements_are_all_equal(numel: int) -> None:
+    """Its deviation is zero: clipped at 2.5 times that, it never got a gradient."""
+    for value in (-0.7, 1e-3, 12345.678):
+        grad = torch.full((numel,), value)
+        means = ThreadWorld(2).run(
+            lambda net, g=grad: thinwire.TernGrad().aggregator(net, True).mean(turn_of([numel]), g)
+        )
+        torch.testing.assert_close(means[0], grad)

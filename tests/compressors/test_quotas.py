@@ -36,13 +36,13 @@ def test_balanced_quotas_are_the_oracles_and_add_up(sizes: list[int], density: f
 
 
 @pytest.mark.parametrize("sizes", [VGG, [1, 1, 1], [7], [10**8, 3], [1000] * 50])
-def test_density_one_sends_everything(sizes: list[int]) -> None:
+def test_quotas_at_density_one_send_everything(sizes: list[int]) -> None:
     for scope in ("balanced", "tensor"):
         assert quotas(scope, 1.0, layout(sizes)) == sizes
     assert quotas("model", 1.0, layout(sizes)) == [sum(sizes)]
 
 
-def test_small_tensors_send_a_larger_share() -> None:
+def test_balanced_quotas_give_small_tensors_a_larger_share() -> None:
     found = quotas("balanced", 0.006, layout(VGG))
     shares = [k / numel for k, numel in zip(found, VGG, strict=True)]
     assert sum(found) == pytest.approx(0.006 * sum(VGG), rel=1e-4)
@@ -51,7 +51,7 @@ def test_small_tensors_send_a_larger_share() -> None:
 
 
 @pytest.mark.parametrize("method", [DGC(scope="balanced"), GradientDropping(scope="balanced", dense_below=1024)])
-def test_a_tensors_quota_does_not_depend_on_what_it_shares_an_exchange_with(method: DGC) -> None:
+def test_quota_of_a_tensor_does_not_depend_on_what_it_shares_an_exchange_with(method: DGC) -> None:
     model = [(f"w{place}", place, torch.Size([numel // 16, 16])) for place, numel in enumerate(VGG)]
     model.append(("bias", len(model), torch.Size([512])))
     together = quotas("balanced", 0.006, method.layout(model))
@@ -59,6 +59,6 @@ def test_a_tensors_quota_does_not_depend_on_what_it_shares_an_exchange_with(meth
     assert apart == together == quotas("balanced", 0.006, layout(VGG))
 
 
-def test_nothing_to_code_needs_no_entries() -> None:
+def test_quotas_of_nothing_are_zero() -> None:
     assert quotas("balanced", 0.006, Layout.of([("b", 0, 5, False)])) == []
     assert quotas("balanced", 0.006, layout([0, 0])) == [0, 0]

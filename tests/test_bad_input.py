@@ -101,17 +101,6 @@ def test_a_method_string_that_cannot_be_read_is_refused(spec: str, words: list[s
     assert all(word in text for word in words), text
 
 
-@pytest.mark.parametrize("warmup", [thinwire.ExponentialWarmup, thinwire.ListedWarmup, thinwire.DropRatioWarmup])
-@pytest.mark.parametrize("steps", [0, -1, 1.5, "x", True, None], ids=repr)
-def test_a_warm_up_of_no_steps_is_refused(warmup: Any, steps: Any) -> None:
-    assert "steps" in sentence_of(ValueError, lambda: warmup(steps))
-
-
-@pytest.mark.parametrize("densities", [(), (0.5, 0.0), (2.0,), (0.5, -1.0)], ids=str)
-def test_a_warm_up_with_densities_outside_0_to_1_is_refused(densities: tuple[float, ...]) -> None:
-    assert "(0, 1]" in sentence_of(ValueError, lambda: thinwire.ListedWarmup(4, densities))
-
-
 # --- attach: on every rank, by the same sentence, and everything stays as it was --------------------
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from crossed import Crossed
+from thinwire.engine.fixed_groups import fixed_groups
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
@@ -17,7 +18,6 @@ from thinwire.advisor.cost.plans import exchanged_rows
 from thinwire.advisor.link import Link
 from thinwire.advisor.profile import buckets_of, exchanges_of, measure_exchange
 from thinwire.edges import fixed_buckets as regroup
-from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.transport import ThreadNet, ThreadWorld
 
 MB = 1 << 18  # elements of float32 in a mebibyte
@@ -97,26 +97,13 @@ def test_a_rehearsal_of_cut_tensors_keeps_the_exchanges(monkeypatch: pytest.Monk
     assert seen == [[(3,), (0, 1, 2)]] * 2
 
 
-class Crossed(nn.Module):
-    """Layers that are used in another order than they are declared in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for place in (3, 0, 5, 1, 4, 2):
-            x = torch.tanh(self.layers[place](x))
-        return x
-
-
 def planned_and_exchanged(group: dist.ProcessGroup) -> tuple[list[Any], list[Any]]:
     """What the cost model says that exchanges of a step carry, and what a wire really exchanges."""
     kept = regroup.FIRST_NBYTES, regroup.LATER_NBYTES
     regroup.FIRST_NBYTES, regroup.LATER_NBYTES = 10_000, 35_000  # several groups in a small model
     try:
         torch.manual_seed(0)
-        model = DDP(Crossed(), process_group=group, bucket_cap_mb=0.03)
+        model = DDP(Crossed((3, 0, 5, 1, 4, 2)), process_group=group, bucket_cap_mb=0.03)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         parameters = dict(model.module.named_parameters())
         work = Workload(1.0, tuple(buckets_of(parameters, {name: float(-i) for i, name in enumerate(parameters)})))

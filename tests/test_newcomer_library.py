@@ -21,43 +21,7 @@ from workers import Run, Training
 import thinwire
 from thinwire.advisor.advice import advise_offline, caution
 from thinwire.advisor.cost import Workload
-from thinwire.lab import peers
 from thinwire.monitor.stragglers import Pace
-
-EVERYBODY = [
-    thinwire.DGC(density=0.02),
-    thinwire.DGC(density=0.02, factor_masking=True, values="fp32", dense_below=0),
-    thinwire.GTopK(density=0.02),
-    thinwire.GTopK(density=0.02, momentum_correction=True),
-    thinwire.TernGrad(dense_below=0),
-    thinwire.TernGrad(scaler="model", dense_below=0),
-    thinwire.BlockSign(dense_below=1),
-    thinwire.BlockSign(topology="server", dense_below=1),
-    thinwire.GradientDropping(density=0.02),
-    thinwire.GradientDropping(density=0.02, local="partial"),
-    thinwire.Dense(dtype="bf16"),
-    peers.parse("powersgd"),
-]
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_on_one_machine_every_method_is_dense(cluster: Cluster, n: int) -> None:
-    for optimizer in ("heavy", "nesterov-decay"):
-        dense = Run(thinwire.Dense(), optimizer, 8, "net")
-        runs = [dense, *(Run(method, optimizer, 8, "net", hierarchy=n) for method in EVERYBODY)]
-        for reference, *others in cluster.run(workers.train, n, runs):
-            for method, other in zip(EVERYBODY, others, strict=True):
-                if n == 2 and optimizer == "heavy":  # a sum of two has one order
-                    assert torch.equal(other["trajectory"], reference["trajectory"]), method
-                torch.testing.assert_close(
-                    other["trajectory"],
-                    reference["trajectory"],
-                    rtol=1e-6,
-                    atol=1e-6,
-                    msg=lambda m, t=method: f"{t}: {m}",
-                )
-                assert other["stats"].residual_norm == 0 and not other["leftover"].any(), method
-                assert other["stats"].bytes_sent == other["stats"].frame_bytes == 0, method
 
 
 class _Heard(logging.Handler):
@@ -92,36 +56,6 @@ def test_one_machine_is_told_once(cluster: Cluster) -> None:
     assert others == [[], []]
     first, *_ = cluster.run(heard, 2, Run("signsgd", "heavy", hierarchy=2))
     assert "the update is signsgd's of it" in first[0] and "nothing is compressed" not in first[0]
-
-
-@pytest.mark.parametrize("method", ["dgc:density=0.02,values=fp32", "blocksign:dense_below=1", "gtopk:density=0.02"])
-def test_a_checkpoint_of_two_machines_goes_on_exactly_on_one(cluster: Cluster, method: str) -> None:
-    """What the machines had kept back is sent with the first step, and momentum is not lost."""
-    for one, reference in cluster.run(from_two_machines_to_one, 4, method):
-        torch.testing.assert_close(one, reference, rtol=1e-5, atol=1e-5)
-
-
-def from_two_machines_to_one(group: dist.ProcessGroup, method: str) -> tuple[Any, Any]:
-    # What gTop-k held back enters momentum late, which is another training; without momentum it is the same sum.
-    optimizer = "plain" if method.startswith("gtopk") else "heavy"
-    two = Training(group, Run(method, optimizer, hierarchy=2))
-    for step in range(4):
-        two.step(step)
-    assert two.wire is not None
-    states: list[Any] = [None] * 4
-    dist.all_gather_object(states, two.wire.state_dict(), group=group)
-    one = Training(group, Run(method, optimizer, hierarchy=4))
-    one.module.load_state_dict(two.module.state_dict())
-    one.wire.load_state_dict(states)
-    reference = Training(group, Run(None, optimizer))
-    for step in range(6):
-        reference.step(step)
-    for step in range(4, 6):
-        one.step(step)
-    assert one.wire.stats.residual_norm == 0
-    one.wire.detach()
-    two.wire.detach()
-    return workers.flat(one.module), workers.flat(reference.module)
 
 
 # --- counters ---------------------------------------------------------------------------------------

@@ -284,20 +284,6 @@ def after_detach(group: dist.ProcessGroup) -> None:
         assert "detached" in sentence_of(thinwire.DetachedError, action)
 
 
-def auto_hierarchy(group: dist.ProcessGroup) -> None:
-    os.environ["LOCAL_WORLD_SIZE"] = "2"
-    try:
-        training = Training(
-            group, Run(thinwire.DGC(density=0.02, values="fp32", factor_masking=True), "heavy", hierarchy="auto")
-        )
-        training.step(0)
-        assert training.wire.stats.world_size == 2
-        assert training.wire.state_dict()["hierarchy"] == ((0, 1), (2, 3))
-        training.wire.detach()
-    finally:
-        del os.environ["LOCAL_WORLD_SIZE"]
-
-
 def attached_again_and_again(group: dist.ProcessGroup, hierarchy: Any) -> int:
     """Threads that a process has more after the last of many attach and detach than after the second."""
     rank = dist.get_rank(group)

@@ -20,7 +20,6 @@ import soak
 from paths import TESTS
 
 from thinwire.lab import emulation
-from thinwire.transport.failures import _Board
 
 HANG_S = 180.0
 Run = Callable[..., list[dict[str, Any]]]
@@ -76,48 +75,6 @@ def test_a_call_that_only_some_ranks_make_is_named(zygote: Run) -> None:
     told = [json.loads(row["out"]) for row in zygote("apart", 2)]
     assert all("all ranks must make the same calls" in one["sentence"] for one in told), told
     assert all("averaged(), which all ranks must enter" in one["sentence"] for one in told), told
-
-
-class FadingStore(dict[str, str]):
-    """A store that other ranks write to while one calls the roll, and that may go away."""
-
-    def __init__(self, later: dict[str, str], lasts: int = 10**9) -> None:
-        super().__init__()
-        self.later, self.left = later, lasts
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value
-
-    def check(self, keys: list[str]) -> bool:
-        self.left -= 1
-        if self.left < 0:
-            raise RuntimeError("the store is gone")
-        return keys[0] in self
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self[key]
-        self[key] = self.later.get(key, value)  # what it says when it is asked again
-        return value
-
-
-def note(beat: int, step: int, stage: str) -> str:
-    return json.dumps({"beat": beat, "step": step, "stage": stage})
-
-
-def test_a_rank_that_is_ahead_in_the_same_step_is_not_blamed_for_a_link() -> None:
-    ahead = "averaged(), which all ranks must enter"
-    for step, blamed, word in ((7, (2,), "link to it is broken"), (6, (0,), "must make the same calls")):
-        store = FadingStore({"at/0": note(2, step, ahead), "at/2": note(2, 7, "exchange frames")})
-        store.update({"at/0": note(1, 7, "exchange frames"), "at/2": note(1, 7, "exchange frames")})
-        verdict = _Board(store, 1, (0, 2), 0.01, None).call_the_roll(7, "exchange frames", "timed out", 2)
-        assert verdict.ranks == blamed and word in verdict.text, verdict
-
-
-def test_a_store_that_goes_away_during_the_roll_names_its_host() -> None:
-    store = FadingStore({}, lasts=4)
-    store.update({"at/0": note(1, 7, "exchange frames"), "at/2": note(1, 7, "exchange frames")})
-    verdict = _Board(store, 1, (0, 2), 0.01, 0).call_the_roll(7, "exchange frames", "timed out", 2)
-    assert verdict.ranks == (0,) and "the store that it hosts too" in verdict.text
 
 
 ORDERS = {

@@ -272,7 +272,7 @@ def test_select_scopes_equals_the_reference(numels: list[int], seed: int, thresh
     """With enough candidates, with too few and with none: the same choice, and ties to the lower index."""
     bounds = np.cumsum([0, *numels]).tolist()
     x = vector(seed % 1000, bounds[-1])
-    x[::3] = x[:1] if x.numel() else 0.0
+    x[::3] = x[:1].clone() if x.numel() else 0.0
     ks = [min(numel, max(1, numel // 50)) for numel in numels]
     candidates = None if threshold is None else torch.nonzero(x.abs() >= threshold).flatten()
     ours, theirs = (home.select_scopes(x, bounds, ks, candidates) for home in (cpu, reference))

@@ -39,7 +39,7 @@ def step_memory(group: dist.ProcessGroup, spec: str) -> tuple[int, int, int]:
     return counted.peak, counted.largest, kept + aggregator.workspace.nbytes
 
 
-def test_allocations_are_seen() -> None:
+def test_allocations_are_counted() -> None:
     with Allocations() as counted:
         a = torch.zeros(1000)
         b = a.view(10, 100) + 1
@@ -64,7 +64,7 @@ LOCAL = "dropping:density=0.01,values=fp32,local=partial,sync_every=1000"  # wha
     "spec", [*FRUGAL, "gtopk:density=0.01", *PAPERS, "dropping:density=0.01,values=fp32", LOCAL, "blocksign:block=4096"]
 )
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_step_needs_a_tenth_of_the_gradient_at_most(cluster: Any, spec: str, ranks: int) -> None:
+def test_step_needs_a_tenth_of_the_gradient_at_most(cluster: Any, spec: str, ranks: int) -> None:
     for peak, _largest, kept in cluster.run(step_memory, ranks, spec):
         assert peak + kept < 0.1 * 4 * NUMEL, (peak, kept)
 
@@ -79,7 +79,7 @@ def test_global_top_k_needs_nine_times_its_density(cluster: Any, ranks: int) -> 
 
 @needs_native
 @pytest.mark.parametrize("method", [DGC(), GradientDropping()])
-def test_what_is_gathered_needs_ten_times_the_density_with_four_ranks(cluster: Any, method: Any) -> None:
+def test_all_gather_needs_ten_times_the_density_with_four_ranks(cluster: Any, method: Any) -> None:
     """An all-gather holds every rank's frame: fewer bytes an entry than global top-k with two ranks, more with many."""
     for peak, _largest, kept in cluster.run(step_memory, 4, method.in_full):
         assert peak + kept < 10 * method.density * 4 * NUMEL, (peak, kept)
@@ -87,7 +87,7 @@ def test_what_is_gathered_needs_ten_times_the_density_with_four_ranks(cluster: A
 
 @needs_native
 @pytest.mark.parametrize("spec", [*DEFAULTS, PAPER_DGC])
-def test_a_step_allocates_next_to_nothing(cluster: Any, spec: str) -> None:
+def test_step_allocates_next_to_nothing(cluster: Any, spec: str) -> None:
     """Lists and frames lie in memory that is kept; what remains are headers, scales and the small dense tail."""
     for peak, largest, kept in cluster.run(step_memory, 4, spec):
         assert largest <= 4096 and peak <= 16384 and kept > 0, (largest, peak)
@@ -110,6 +110,6 @@ def warmed_up(group: dist.ProcessGroup, spec: str, steps: int) -> tuple[int, int
 @pytest.mark.parametrize(
     ("spec", "share"), [("dgc:warmup=16,density=0.006", 0.1), ("gtopk:warmup=16", 9 * GTopK().density)]
 )
-def test_a_warm_up_gives_its_memory_back(cluster: Any, spec: str, share: float) -> None:
+def test_warm_up_gives_its_memory_back(cluster: Any, spec: str, share: float) -> None:
     for most, last in cluster.run(warmed_up, 2, spec, 220):
         assert last < share * 4 * 100_000 < most, (most, last)

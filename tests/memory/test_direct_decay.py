@@ -39,7 +39,7 @@ def without_gradients(method: Method, hyper: Hyper, weights: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("spec", ["dgc:density=0.001", "dgc:density=0.001,factor_masking=true", "gtopk:density=0.001"])
-def test_weights_decay_as_with_sgd_although_hardly_anything_is_sent(spec: str, nesterov: bool) -> None:
+def test_direct_decay_shrinks_weights_as_sgd_although_hardly_anything_is_sent(spec: str, nesterov: bool) -> None:
     weights = torch.randn(50, 40, generator=torch.Generator().manual_seed(1))  # two of 2,000 are sent in a step
     parameter = torch.nn.Parameter(weights.clone())
     sgd = torch.optim.SGD([parameter], LR, 0.9, nesterov=nesterov, weight_decay=DECAY)
@@ -74,7 +74,7 @@ def settled(spec: str, density: float) -> Tensor:
 
 @pytest.mark.parametrize("spec", ["dgc:factor_masking=false", "gtopk:momentum_correction=true"])
 @pytest.mark.parametrize("density", [1.0, 0.1])
-def test_decay_and_gradient_keep_their_weights_beside_each_other(spec: str, density: float) -> None:
+def test_direct_decay_and_gradient_keep_their_weights_beside_each_other(spec: str, density: float) -> None:
     """Weights come to rest where gradient and decay cancel, as with SGD: neither is counted more than the other."""
     for decay in ("", ",direct_decay=false"):
         rest = settled(spec + decay, density)
@@ -82,7 +82,7 @@ def test_decay_and_gradient_keep_their_weights_beside_each_other(spec: str, dens
         torch.testing.assert_close(rest, torch.ones(400), rtol=0.2, atol=0)  # some were just sent, others wait
 
 
-def test_with_masking_the_decay_is_the_stronger() -> None:
+def test_direct_decay_is_the_stronger_with_masking() -> None:
     """As MomentumCorrection says: sent at every step, a gradient has no velocity, and the decay has."""
     spec = "dgc:factor_masking=true"
     torch.testing.assert_close(settled(spec, 1.0), torch.full((400,), 0.1), rtol=0.03, atol=0)
@@ -91,7 +91,7 @@ def test_with_masking_the_decay_is_the_stronger() -> None:
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_all_homes_take_the_same_off_what_waits(nesterov: bool) -> None:
+def test_direct_decay_takes_the_same_off_in_all_homes(nesterov: bool) -> None:
     numels = (1000, 127, 70_001)
     parts, weights = ([torch.randn(n, generator=torch.Generator().manual_seed(n + s)) for n in numels] for s in (0, 1))
     rows = reference.Segments((0, 1000, 1127), (0.9, 0.5, 0.0), (nesterov,) * 3, (0.1, 0.2, 0.0), (*weights[:2], None),
@@ -109,7 +109,7 @@ def test_all_homes_take_the_same_off_what_waits(nesterov: bool) -> None:
     torch.testing.assert_close(v[:1000], before + step - 1.0 * weights[0])
 
 
-def test_what_has_no_decay_is_left_alone_and_16_bits_and_any_order_of_memory_are_read() -> None:
+def test_direct_decay_leaves_others_alone_and_reads_16_bits_and_any_order_of_memory() -> None:
     """A group without decay beside one with it, in which an infinite weight must not become nan; channels_last."""
     method = thinwire.DGC(density=0.01, dense_below=0)
     image = torch.randn(4, 8, 3, 3).contiguous(memory_format=torch.channels_last)
@@ -125,7 +125,7 @@ def test_what_has_no_decay_is_left_alone_and_16_bits_and_any_order_of_memory_are
     assert MomentumCorrection(masking=False).applied(context) == pytest.approx((0.0, 0.2, 0.1))
 
 
-def test_a_collective_that_would_not_apply_it_is_not_given_such_a_memory() -> None:
+def test_direct_decay_is_refused_beside_a_collective_that_would_not_apply_it() -> None:
     (net,) = ThreadWorld(1).run(lambda net: net)
     exchange = Exchange(MomentumCorrection(masking=False), Sign(), VoteServer("server"), net)
     w = torch.ones(64, 64)
@@ -134,13 +134,13 @@ def test_a_collective_that_would_not_apply_it_is_not_given_such_a_memory() -> No
         exchange.reduce(ExchangeContext(layout, 0, (Hyper(0.1, 0.9, weight_decay=0.1),), (w,)), [torch.ones(4096)])
 
 
-def test_what_momentum_makes_of_the_decay() -> None:
+def test_steady_decay_is_what_momentum_makes_of_it() -> None:
     assert Hyper(momentum=0.9, weight_decay=0.02).steady_decay == pytest.approx(0.2)
     assert Hyper(momentum=0.9, weight_decay=0.02, maximize=True).steady_decay == pytest.approx(-0.2)
     assert Hyper(weight_decay=0.02).steady_decay == 0.02
     assert Hyper(momentum=1.0, weight_decay=0.02).steady_decay == 0.02  # for ever more: no steady state
 
 
-def test_it_is_an_option_that_must_be_true_or_false() -> None:
+def test_direct_decay_must_be_true_or_false() -> None:
     with pytest.raises(ValueError, match="direct_decay must be True or False"):
         thinwire.parse_method("dgc:direct_decay=often")

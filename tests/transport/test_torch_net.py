@@ -1,4 +1,4 @@
-"""An all-to-all of long messages goes round by round over real Gloo processes, and says the same as a short one."""
+"""Collectives over real Gloo processes: frames that are long go round by round, and say the same as short ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-
-from thinwire.edges import bucket_fusion as merging
 from thinwire.engine.context import ExchangeContext, Hyper
+
 from thinwire.engine.layout import Layout
 from thinwire.methods import parse_method
 from thinwire.transport import Net, ThreadWorld, TorchNet
@@ -40,7 +39,7 @@ def gathered(group: dist.ProcessGroup, nbytes: int, with_room: bool) -> tuple[li
 
 @pytest.mark.parametrize("nbytes", [100, PAIRWISE_FROM + 100])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_frames_come_one_after_the_other(cluster: Any, ranks: int, nbytes: int) -> None:
+def test_gather_each_gives_frames_one_after_the_other(cluster: Any, ranks: int, nbytes: int) -> None:
     for with_room in (True, False):
         for got, sent in cluster.run(gathered, ranks, nbytes, with_room):
             assert sorted(got) == [(rank, 16 + rank) for rank in range(ranks)]
@@ -61,7 +60,7 @@ def gathered_at_once(group: dist.ProcessGroup, nbytes: int, with_room: bool) -> 
 
 @pytest.mark.parametrize("nbytes", [100, PAIRWISE_FROM + 100])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_all_frames_are_gathered_and_the_meantime_is_used_once(cluster: Any, ranks: int, nbytes: int) -> None:
+def test_all_gather_gives_all_frames_and_uses_the_meantime_once(cluster: Any, ranks: int, nbytes: int) -> None:
     for with_room in (True, False):
         for done, sent, received in cluster.run(gathered_at_once, ranks, nbytes, with_room):
             assert done == [1] and sent == received == (ranks - 1) * nbytes
@@ -69,7 +68,7 @@ def test_all_frames_are_gathered_and_the_meantime_is_used_once(cluster: Any, ran
 
 @pytest.mark.parametrize("longest", [100, PAIRWISE_FROM + 100])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_everybody_gets_what_is_meant_for_him(cluster: Any, ranks: int, longest: int) -> None:
+def test_all_to_all_gives_every_rank_what_is_meant_for_it(cluster: Any, ranks: int, longest: int) -> None:
     for rank, got in enumerate(cluster.run(exchanged, ranks, longest, False)):
         assert got == [(sender, rank) for sender in range(ranks)]
     first, *others = cluster.run(exchanged, ranks, longest, True)
@@ -100,32 +99,12 @@ def averaged_by_processes(group: dist.ProcessGroup, spec: str, steps: int) -> li
 
 
 @pytest.mark.parametrize("spec", ["terngrad", "blocksign", "terngrad:topology=server", "signsgd"])
-def test_long_frames_give_the_bits_that_frames_in_one_piece_give(cluster: Any, spec: str) -> None:
+def test_exchange_of_long_frames_gives_the_bits_of_frames_in_one_piece(cluster: Any, spec: str) -> None:
     """Frames above the limit come in rounds into memory that is used again, and answers go straight to the gradient."""
     by_processes = cluster.run(averaged_by_processes, 3, spec, 2)
     by_threads = ThreadWorld(3).run(lambda net: averaged(net, spec, 2))
     assert by_processes == by_threads
     assert by_processes[0] == by_processes[1] == by_processes[2]
-
-
-def measured(group: dist.ProcessGroup) -> tuple[int, int]:
-    """How many rounds the all-gathers need by which buckets are grouped: of tiny frames and of long ones."""
-    net = TorchNet(group, torch.device("cpu"))
-    rounds: list[int] = []
-
-    def counted(*operations: Any, **options: Any) -> None:
-        rounds.append(1)
-        TorchNet._point_to_point(net, *operations, **options)
-
-    net._point_to_point = counted  # type: ignore[method-assign]
-    merging._all_gather_s(net, 64, 1)
-    tiny = len(rounds)
-    merging._all_gather_s(net, PAIRWISE_FROM, 1)
-    return tiny, len(rounds) - tiny
-
-
-def test_the_bandwidth_is_measured_with_the_way_that_frames_go(cluster: Any) -> None:
-    assert cluster.run(measured, 3) == [(0, 2)] * 3
 
 
 def posted(group: dist.ProcessGroup) -> list[bool]:
@@ -145,5 +124,5 @@ def posted(group: dist.ProcessGroup) -> list[bool]:
     return order
 
 
-def test_receives_are_posted_first_so_that_both_ways_of_a_link_are_used_at_once(cluster: Any) -> None:
+def test_torch_net_posts_receives_before_sends(cluster: Any) -> None:
     assert cluster.run(posted, 2) == [[True, True]] * 2

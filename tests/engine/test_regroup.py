@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from itertools import pairwise
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from crossed import Crossed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -23,7 +25,7 @@ from thinwire.engine.worker import Bucket
 KB = 256  # elements of float32
 
 
-def test_groups_are_cut_from_the_end_when_they_are_full() -> None:
+def test_fixed_groups_are_cut_from_the_end_when_they_are_full() -> None:
     assert fixed_groups([3, 4]) == [(1, 0)] and fixed_groups([]) == []
     assert fixed_groups([5, 25 * 1024 * KB, 7, 1024 * KB, 1]) == [(4, 3), (2, 1), (0,)]
 
@@ -35,7 +37,9 @@ def bucket_of(ordinals: list[int], is_last: bool) -> Bucket:
 
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(order=st.permutations(range(9)), cuts=st.sets(st.integers(1, 8)), broken=st.booleans())
-def test_every_group_once_and_every_bucket_completed_once(order: list[int], cuts: set[int], broken: bool) -> None:
+def test_regrouper_gives_every_group_once_and_completes_every_bucket_once(
+    order: list[int], cuts: set[int], broken: bool
+) -> None:
     """Any buckets, also behind a pass that was broken off: the groups of the model, each whole, the last one marked."""
     numels = [400 * KB] * 9
     regrouper, places = FixedBuckets(numels), [0, *sorted(cuts), 9]
@@ -56,7 +60,7 @@ def test_every_group_once_and_every_bucket_completed_once(order: list[int], cuts
     assert all(bucket.future.done() for bucket in buckets)
 
 
-def test_an_error_of_any_piece_is_the_buckets_error() -> None:
+def test_bucket_has_the_error_of_any_of_its_pieces() -> None:
     regrouper, bucket = FixedBuckets([400 * KB] * 4), bucket_of([3, 2, 1, 0], True)
     bucket.in_backward = True
     first, second = regrouper.arrived(bucket, [3, 2, 1, 0])
@@ -64,19 +68,6 @@ def test_an_error_of_any_piece_is_the_buckets_error() -> None:
     first[0].complete(error)
     second[0].complete(error)
     assert bucket.error is error and bucket.future.done()
-
-
-class Crossed(nn.Module):
-    """Six layers; ``order`` is the one in which they are used, which DDP's rebuilt buckets follow."""
-
-    def __init__(self, order: tuple[int, ...]) -> None:
-        super().__init__()
-        self.layers, self.order = nn.ModuleList(nn.Linear(64, 64) for _ in order), order
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for place in self.order:
-            x = torch.tanh(self.layers[place](x))
-        return x
 
 
 def prepared(group: dist.ProcessGroup, spec: str, order: tuple[int, ...], cap: float) -> tuple[Any, Any, Any]:
@@ -126,9 +117,98 @@ def whole_cut_and_otherwise_bucketed(
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (3, 0, 5, 1, 4, 2)], ids=["in order", "crossed"])
 @pytest.mark.parametrize("spec", ["dgc", "dgc:density=0.05,dense_below=0,values=int8", "dgc:density=0.05,values=int4"])
-def test_neither_a_checkpoint_nor_other_buckets_change_a_bit(cluster: Any, spec: str, order: tuple[int, ...]) -> None:
+def test_regrouping_changes_no_bit_with_a_checkpoint_or_other_buckets(
+    cluster: Any, spec: str, order: tuple[int, ...]
+) -> None:
     everybody = cluster.run(whole_cut_and_otherwise_bucketed, 2, spec, order)
     for ranks in zip(*everybody, strict=True):
         assert torch.equal(ranks[0][0], ranks[1][0]) and ranks[0][1] == ranks[1][1] == 3
     for parameters, _ in everybody[0][1:]:
         assert torch.equal(parameters, everybody[0][0][0])
+
+
+class Fuse(torch.autograd.Function):
+    """Passes gradients on until it blows."""
+
+    blows = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        if Fuse.blows:
+            raise ArithmeticError("the fuse has blown")
+        return grads[0]
+
+
+class Fused(nn.Module):
+    """Six layers with a fuse in the middle: half of the gradients are there when it blows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for place, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x))
+            if place == 2:
+                x = Fuse.apply(x)
+        return x
+
+
+def clean(regrouper: regroup.FixedBuckets) -> bool:
+    """Whether nothing of an earlier pass waits there for the rest of a group."""
+    return not regrouper._seen and not any(regrouper._parts) and not regrouper._open
+
+
+def accumulated_and_broken_off(group: dist.ProcessGroup, cap: float) -> list[Any]:
+    """Steps of two micro-batches, one under no_sync; a backward pass that fails half-way; and steps behind it."""
+    kept = regroup.FIRST_NBYTES, regroup.LATER_NBYTES
+    regroup.FIRST_NBYTES, regroup.LATER_NBYTES = 10_000, 35_000  # several groups in a small model
+    try:
+        torch.manual_seed(0)
+        model = DDP(Fused(), process_group=group, bucket_cap_mb=cap)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        wire = thinwire.attach(model, optimizer, "dgc:density=0.05,dense_below=0")
+        regrouper, found = wire._fixed_buckets, []
+        assert regrouper is not None
+
+        def step(number: int) -> None:
+            generator = torch.Generator().manual_seed(100 * dist.get_rank(group) + number)
+            optimizer.zero_grad()
+            for sync in (False, True):
+                with contextlib.nullcontext() if sync else model.no_sync():
+                    model(torch.randn(8, 64, generator=generator)).square().mean().backward()
+                    assert clean(regrouper), "a pass that ended left something behind"
+            optimizer.step()
+
+        for number in range(4):
+            step(number)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        Fuse.blows = True
+        with pytest.raises(ArithmeticError):
+            model(torch.ones(8, 64)).square().mean().backward()
+        Fuse.blows = False
+        found.append(not clean(regrouper))
+        model.reducer._reset_state()  # else DDP itself refuses every further step
+        x = model(torch.ones(8, 64)).square().mean()
+        assert clean(regrouper), "the pass that was broken off is still there when the next one begins"
+        optimizer.zero_grad()
+        x.backward()
+        optimizer.step()
+        step(5)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        wire.detach()
+        return found
+    finally:
+        regroup.FIRST_NBYTES, regroup.LATER_NBYTES = kept
+
+
+def test_regrouper_leaves_no_pieces_for_the_next_pass(cluster: Any) -> None:
+    several, whole = (cluster.run(accumulated_and_broken_off, 2, cap) for cap in (0.04, 25))
+    for ranks in (several, whole):
+        assert torch.equal(ranks[0][0], ranks[1][0]) and torch.equal(ranks[0][2], ranks[1][2])
+    assert several[0][1], "nothing was there when the pass was broken off: the test tests nothing"
+    assert torch.equal(several[0][0], whole[0][0]), "accumulated gradients depend on DDP's buckets"

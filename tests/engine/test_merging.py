@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 from thinwire.edges import bucket_fusion as merging
 from thinwire.edges.bucket_fusion import BucketFusion, Spent, best_groups, finish, fixed_cost
-from thinwire.edges.wire import Wire
-from thinwire.transport import ThreadNet, ThreadWorld
+from thinwire.transport import ThreadNet, ThreadWorld, TorchNet
+from thinwire.transport.processes import PAIRWISE_FROM
 
 times = st.floats(0.0, 10.0)
 
@@ -26,7 +26,9 @@ times = st.floats(0.0, 10.0)
 @given(
     gaps=st.lists(times, min_size=1, max_size=7), data=st.data(), saving=st.floats(0.0, 1.0), each=st.floats(0.0, 1.0)
 )
-def test_no_grouping_ends_earlier(gaps: list[float], data: st.DataObject, saving: float, each: float) -> None:
+def test_best_groups_end_as_early_as_any_grouping(
+    gaps: list[float], data: st.DataObject, saving: float, each: float
+) -> None:
     """Up to a hundredth; and among those that end as early none has fewer groups."""
     ready = [sum(gaps[: i + 1]) for i in range(len(gaps))]
     cost = [saving + data.draw(times) for _ in gaps]
@@ -39,7 +41,7 @@ def test_no_grouping_ends_earlier(gaps: list[float], data: st.DataObject, saving
     assert not [g for g, end in ends.items() if len(g) < len(plan) and end <= enough - 1e-9]
 
 
-def test_what_latency_and_backward_say() -> None:
+def test_best_groups_join_for_latency_and_part_for_backward() -> None:
     """High latency joins everything, a long backward hides what comes early, and no exchange is made for nothing."""
     assert best_groups([0, 1, 2], [5.0, 5.0, 5.0], 4.9) == (2,)
     assert best_groups([0, 1, 2], [1.5, 1.5, 1.5], 0.0) == (0, 1, 2)
@@ -51,7 +53,7 @@ def test_what_latency_and_backward_say() -> None:
     assert fixed_cost([1, 2, 3], [3.0, 2.0, 1.0]) == 1.0 and fixed_cost([2, 2], [3.0, 4.0]) == 3.0
 
 
-def test_busy_cores_are_seen() -> None:
+def test_crowding_tells_busy_cores() -> None:
     free, shared = Spent(1.0, 1.0, 0), Spent(3.0, 1.5, 0)
     assert merging.crowding([merging._Pass(spent=[free, free])]) == 0.0
     assert merging.crowding([merging._Pass(spent=[free]), merging._Pass(spent=[shared])]) == pytest.approx(0.6)
@@ -59,7 +61,7 @@ def test_busy_cores_are_seen() -> None:
     assert merging.crowding([merging._Pass(spent=[Spent(1.0, 0.0, 0)])]) == 0.0
 
 
-def test_ranks_with_other_times_make_the_same_plan() -> None:
+def test_merger_makes_the_same_plan_on_ranks_with_other_times() -> None:
     """Agreed on in the fourth pass of equal buckets; other buckets end the plan, on all ranks alike."""
 
     def work(net: ThreadNet) -> list[Any]:
@@ -82,6 +84,49 @@ def test_ranks_with_other_times_make_the_same_plan() -> None:
     assert passes[4][1] == (3,)  # backward took no time here, so that all is joined
     assert passes[5] == ([False, False, False, True], (3,)) and passes[6] == passes[5]
     assert passes[7] == ([False, True, True], None)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_merging_counts_every_latency(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    """Latency 1 s and nothing else: an exchange costs its rounds, and joining two saves as much."""
+    asked: list[tuple[list[float], float]] = []
+
+    def best(ready: Any, cost: Any, saving: float, each: float = 0.0) -> tuple[int, ...]:
+        asked.append(([round(one, 3) for one in cost], round(saving, 3)))
+        return (len(cost) - 1,)
+
+    monkeypatch.setattr(merging, "_all_gather_s", lambda net, nbytes, calls: 1.0)
+    monkeypatch.setattr(merging, "best_groups", best)
+
+    def work(net: ThreadNet) -> None:
+        merger = BucketFusion(rounds=rounds)
+        for _ in range(5):
+            for ordinal in (9, 0):
+                if merger.arrived(ordinal, 1000, ordinal == 0):
+                    merger.exchanged(Spent(0.0, 0.0, 1000), ordinal == 0, net)
+
+    ThreadWorld(2).run(work)
+    assert asked == [([float(rounds)] * 2, float(rounds))] * 2
+
+
+def measured(group: dist.ProcessGroup) -> tuple[int, int]:
+    """How many rounds the all-gathers need by which buckets are grouped: of tiny frames and of long ones."""
+    net = TorchNet(group, torch.device("cpu"))
+    rounds: list[int] = []
+
+    def counted(*operations: Any, **options: Any) -> None:
+        rounds.append(1)
+        TorchNet._point_to_point(net, *operations, **options)
+
+    net._point_to_point = counted  # type: ignore[method-assign]
+    merging._all_gather_s(net, 64, 1)
+    tiny = len(rounds)
+    merging._all_gather_s(net, PAIRWISE_FROM, 1)
+    return tiny, len(rounds) - tiny
+
+
+def test_merging_measures_bandwidth_the_way_that_frames_go(cluster: Any) -> None:
+    assert cluster.run(measured, 3) == [(0, 2)] * 3
 
 
 def trained(group: dist.ProcessGroup, spec: str, way: str) -> tuple[torch.Tensor, Any]:
@@ -127,7 +172,7 @@ def test_merging_changes_no_bit(cluster: Any, spec: str) -> None:
 def forced(group: dist.ProcessGroup, how: str) -> tuple[torch.Tensor, int]:
     """Eight steps with THINWIRE_MERGE; the parameters, and the exchanges of the last step."""
     calls: list[int] = []
-    exchange = Wire._exchange
+    exchange = thinwire.edges.wire.Wire._exchange
 
     def counted(wire: Any, *arguments: Any) -> None:
         calls.append(arguments[2])
@@ -135,13 +180,13 @@ def forced(group: dist.ProcessGroup, how: str) -> tuple[torch.Tensor, int]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("THINWIRE_MERGE", how)
-        patch.setattr(Wire, "_exchange", counted)
+        patch.setattr(thinwire.edges.wire.Wire, "_exchange", counted)
         parameters, plan = trained(group, "dgc:density=0.05,dense_below=0,values=fp32,factor_masking=true", "measured")
     assert plan is None
     return parameters, calls.count(max(calls))
 
 
-def test_the_environment_forces_a_merging(cluster: Any) -> None:
+def test_merging_can_be_forced_by_the_environment(cluster: Any) -> None:
     (alone, many), (together, one) = cluster.run(forced, 2, "none")[0], cluster.run(forced, 2, "all")[0]
     assert many > 2 and one == 1 and torch.equal(alone, together)
 
@@ -154,16 +199,16 @@ def mixed(group: dist.ProcessGroup) -> str:
     return str(raised.value)
 
 
-def test_ranks_must_be_forced_alike(cluster: Any) -> None:
+def test_merging_must_be_forced_alike_on_all_ranks(cluster: Any) -> None:
     assert all("THINWIRE_MERGE" in said for said in cluster.run(mixed, 2))
 
 
-def test_an_unknown_merging_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_of_an_unknown_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THINWIRE_MERGE", "some")
     with pytest.raises(ValueError, match="THINWIRE_MERGE must be one of auto, none, all, not 'some'"):
         merging.choice()
 
 
 @pytest.mark.parametrize("spec", ["gtopk", "dense", "noop", "dgc:values=int8", "dgc:values=int4"])
-def test_what_is_not_merged(cluster: Any, spec: str) -> None:
+def test_merging_leaves_whole_models_and_fixed_groups_alone(cluster: Any, spec: str) -> None:
     assert all(plan is None for _, plan in cluster.run(trained, 2, spec, "measured"))

@@ -9,28 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from generators import torch_generator_untouched  # noqa: F401  every test of this file
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thinwire.engine.context import ExchangeContext, Hyper
 from torch import Tensor
 
-from thinwire.codecs import SparseCodec
-from thinwire.collectives import AllGather, GlobalTopK
-from thinwire.compressors import TopK
-from thinwire.engine.context import ExchangeContext, Hyper
-from thinwire.engine.exchange import Exchange
 from thinwire.engine.layout import Layout
-from thinwire.engine.payloads import Accepted, Signs, Sparse, Ternary
-from thinwire.errors import NonFiniteError
-from thinwire.kernels import stream_key
+from thinwire.engine.payloads import Accepted, Sparse
 from thinwire.memory import ErrorFeedback, LocalClipping, MomentumCorrection, NoMemory, RescaledError, Velocity
-from thinwire.methods import METHODS
-from thinwire.transport import ThreadNet, ThreadWorld
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 SIZES = {"a": 7, "b": 1, "c": 40, "d": 0, "e": 23, "f": 5}
 DENSE = {"b", "f"}  # these travel in the tail
 NAMES = list(SIZES)
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
 
 MEMORIES: dict[str, Callable[[], Any]] = {
     "error": ErrorFeedback,
@@ -44,13 +37,6 @@ MEMORIES: dict[str, Callable[[], Any]] = {
     "rescaled-alone": lambda: RescaledError(momentum_moved=False),
 }
 every_memory = pytest.mark.parametrize("kind", MEMORIES)
-
-
-@pytest.fixture(autouse=True)
-def _torch_generator_untouched() -> Any:
-    before = torch.get_rng_state()
-    yield
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def whole(accepted: Accepted, numel: int) -> Tensor:  # -> (numel,) float32
@@ -150,7 +136,7 @@ def produced(driver: Driver, kind: str, steps: int) -> list[dict[str, np.ndarray
 @every_memory
 @QUICK
 @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 12))
-def test_nothing_is_lost(kind: str, seed: int, steps: int) -> None:
+def test_memory_loses_nothing(kind: str, seed: int, steps: int) -> None:
     """Accepted so far + residual = produced so far; where it is rescaled, in units of the weights."""
     driver = Driver(MEMORIES[kind](), seed, changing)
     for step in range(steps):
@@ -170,7 +156,7 @@ def test_nothing_is_lost(kind: str, seed: int, steps: int) -> None:
 @every_memory
 @QUICK
 @given(seed=st.integers(0, 2**32 - 1), data=st.data())
-def test_buckets_do_not_matter(kind: str, seed: int, data: st.DataObject) -> None:
+def test_memory_keeps_the_same_bits_whatever_the_buckets(kind: str, seed: int, data: st.DataObject) -> None:
     """Rebuilt buckets, in any number and order, at every step: the same bits as one bucket all the time."""
     one, many = (Driver(MEMORIES[kind](), seed, changing) for _ in range(2))
     for step in range(5):
@@ -187,7 +173,7 @@ def test_buckets_do_not_matter(kind: str, seed: int, data: st.DataObject) -> Non
 
 
 @every_memory
-def test_a_saved_state_goes_on(kind: str) -> None:
+def test_memory_goes_on_from_a_saved_state(kind: str) -> None:
     straight, broken = (Driver(MEMORIES[kind](), 5, changing) for _ in range(2))
     for step in range(6):
         straight.step(step, [NAMES])
@@ -205,7 +191,7 @@ def test_a_saved_state_goes_on(kind: str) -> None:
 
 
 @every_memory
-def test_a_saved_state_is_a_copy(kind: str) -> None:
+def test_state_of_a_memory_is_a_copy(kind: str) -> None:
     driver = Driver(MEMORIES[kind](), 5, changing)
     driver.step(0, [NAMES])
     state = driver.memory.state_dict()
@@ -214,7 +200,7 @@ def test_a_saved_state_is_a_copy(kind: str) -> None:
     assert all(torch.equal(kept[name], state["residual"][name]) for name in kept)
 
 
-def test_a_parameter_that_is_left_out_keeps_its_state() -> None:
+def test_memory_of_a_parameter_that_is_left_out_waits() -> None:
     """Unused this step: not in any layout; its residual waits."""
     driver = Driver(ErrorFeedback(), 3, changing)
     driver.step(0, [NAMES])
@@ -240,7 +226,7 @@ def test_masking_spares_the_dense_tail_and_what_stayed() -> None:
 @pytest.mark.parametrize(
     "make", [lambda: RescaledError(momentum_moved=False), lambda: MomentumCorrection(False, rescaling=True)]
 )
-def test_a_rate_of_zero_divides_nothing(make: Callable[[], Any]) -> None:
+def test_learning_rate_of_zero_leaves_the_error_as_it_was(make: Callable[[], Any]) -> None:
     """Schedules start at zero or pass it: such a step applies nothing, and the error stays what and in what it was."""
     rates = [0.0, 0.1, 0.0, 0.0, 0.05, 0.0]
     driver = Driver(make(), 2, lambda step, name: Hyper(lr=rates[step]))
@@ -254,7 +240,7 @@ def test_a_rate_of_zero_divides_nothing(make: Callable[[], Any]) -> None:
     assert np.allclose(left["c"].numpy(), driver.residual("c") * 0.5, atol=1e-6)  # from units of 0.05 to 0.1
 
 
-def test_at_a_rate_of_zero_nothing_counts_as_sent() -> None:
+def test_learning_rate_of_zero_counts_nothing_as_sent() -> None:
     """Masking clears the velocity of what was applied, and nothing was."""
     memory = MomentumCorrection(masking=True, rescaling=True)
     driver = Driver(memory, 1, lambda step, name: Hyper(lr=0.0 if name == "c" else 0.1, momentum=0.9))
@@ -265,7 +251,7 @@ def test_at_a_rate_of_zero_nothing_counts_as_sent() -> None:
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
-def test_an_exchange_that_failed_leaves_residual_and_rate_in_the_same_units(kept: torch.dtype) -> None:
+def test_failed_exchange_leaves_residual_and_rate_in_the_same_units(kept: torch.dtype) -> None:
     layout = Layout.of([("w", 0, 1, True)])
     memory = MomentumCorrection(masking=False, dtype=kept, rescaling=True)
     nothing = Accepted(Sparse(torch.zeros(0, dtype=torch.int64), torch.zeros(0), 1, 0), torch.zeros(0))
@@ -285,7 +271,7 @@ def test_an_exchange_that_failed_leaves_residual_and_rate_in_the_same_units(kept
 @given(
     seed=st.integers(0, 2**32 - 1), clip=st.sampled_from([1e-3, 0.5, 4.0, 1e6]), ranks=st.sampled_from([1, 2, 3, 16])
 )
-def test_local_clipping(seed: int, clip: float, ranks: int) -> None:
+def test_local_clipping_scales_as_clip_grad_norm_does(seed: int, clip: float, ranks: int) -> None:
     """The whole gradient is scaled as clip_grad_norm_ scales it, at clip * sqrt(N), before it is accumulated."""
     memory = LocalClipping(ErrorFeedback(), clip, ranks)
     driver = Driver(memory, seed, changing)
@@ -305,7 +291,7 @@ def test_local_clipping(seed: int, clip: float, ranks: int) -> None:
     assert set(memory.state_dict()) == {"residual"} and memory.residual_square_sum() == pytest.approx(kept)
 
 
-def test_memories_without_residual() -> None:
+def test_memories_without_residual_send_everything() -> None:
     for memory in (NoMemory(), Velocity()):
         driver = Driver(memory, 4, lambda step, name: Hyper(lr=0.1, momentum=0.9, nesterov=step % 2 == 1))
         velocity = {name: np.zeros(n) for name, n in SIZES.items()}
@@ -323,219 +309,3 @@ def test_memories_without_residual() -> None:
                     g = g + 0.9 * u if step % 2 else u
                 assert np.allclose(sent[name].numpy(), g, atol=1e-5)
         assert memory.residual_square_sum() == 0.0 and memory.leftover({}) == {}
-
-
-# -------------------------------------------------------------------------------------------------- what is not finite
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", ["dgc", "gtopk", "terngrad", "blocksign", "dropping", "signsgd"])
-@pytest.mark.parametrize(("odd", "in_place"), [(NAN, False), (INF, True), (-INF, False), (NAN, True)])
-def test_a_gradient_that_is_not_finite_stops_all_ranks_and_touches_no_residual(
-    odd: float, in_place: bool, name: str, ranks: int
-) -> None:
-    """One rank's bad gradient is heard by every rank in the same exchange; its own memory stays bit for bit."""
-    layout = Layout.of([("w", 0, 1000, True), ("b", 1, 40, True)])
-    hypers = (Hyper(lr=0.1, momentum=0.9),) * 2
-
-    def work(net: ThreadNet) -> str:
-        exchange = METHODS[name]().aggregator(net, True)
-        exchange.mean(ExchangeContext(layout, 0, hypers), torch.linspace(-1, 1, 1040))
-        before = exchange.state_dict()
-        grad = torch.linspace(-1, 1, 1040)
-        if net.rank == ranks - 1:
-            grad[1002] = odd
-        own = grad.clone()
-        with pytest.raises(NonFiniteError) as caught:
-            if in_place:
-                exchange.reduce(ExchangeContext(layout, 1, hypers), layout.split(grad))
-            else:
-                exchange.mean(ExchangeContext(layout, 1, hypers), grad)
-        if net.rank == ranks - 1:
-            assert torch.equal(grad.isfinite(), own.isfinite()), "whoever looks at the gradient finds what is wrong"
-        for kind, vectors in exchange.state_dict()["memory"].items():
-            for name_, after in vectors.items():
-                if isinstance(after, Tensor):
-                    assert bool(torch.isfinite(after).all())
-                    assert net.rank != ranks - 1 or torch.equal(after, before["memory"][kind][name_])
-        return str(caught.value)
-
-    sentences = ThreadWorld(ranks).run(work)
-    assert "'b' on this rank" in sentences[-1]
-    assert all("another rank" in sentence for sentence in sentences[:-1])
-
-
-def test_finite_values_beside_a_broken_one_are_kept() -> None:
-    """int8 shows an inf as a nan of its whole chunk: the chunk's other values stay where they were."""
-    x = torch.arange(1.0, 301.0)
-    x[3] = INF
-    codec, layout = SparseCodec("int8"), Layout.of([("w", 0, 300, True)])
-    context, payload = ExchangeContext(layout, 0, ()), Sparse(torch.arange(300), x.clone(), 300, 300)
-    back, tail = codec.decode(context, codec.encode(context, payload, torch.zeros(0)), 300, 300, 0, x.device, "x")
-    Accepted(back, tail).subtract_from(x)
-    assert bool(torch.isfinite(x).all()) and x[3] == 0
-    assert torch.equal(x[4:256], torch.arange(5.0, 257.0)) and float(x[256:].abs().max()) < 1.2
-
-
-# ------------------------------------------------------------------------------------------------------------ payloads
-
-
-def test_accepted_of_every_payload() -> None:
-    generator = np.random.default_rng(0)
-    x = torch.from_numpy(generator.standard_normal(14).astype(np.float32))
-    blocks = ((4, 2), (3, 1))
-    payloads = [
-        Sparse(torch.tensor([0, 5, 10]), torch.tensor([1.0, -2.0, 0.25]), 11, 5),
-        Signs(torch.from_numpy(generator.random(11) < 0.5), torch.tensor([0.5, 1.0, 2.0]), blocks),
-        Ternary.of(
-            torch.from_numpy(generator.integers(-1, 2, 11).astype(np.int8)), torch.tensor([0.5, 1.0, 2.0]), blocks
-        ),
-    ]
-    for payload in payloads:
-        accepted = Accepted(payload, x[11:].clone())
-        dense, rest = whole(accepted, 14), x.clone()
-        accepted.subtract_from(rest)
-        assert torch.allclose(dense + rest, x, atol=1e-6) and bool((rest[11:] == 0).all())
-        total = torch.zeros(11)
-        payload.add_to(total)
-        assert torch.equal(total, dense[:11])
-
-
-# ------------------------------------------------------------------------------------------ nothing is lost in between
-
-
-def run_exchange(size: int, numel: int, make: Callable[[ThreadNet], Exchange], gradient: Callable[[int, int], Tensor],
-                 steps: int = 4) -> None:  # fmt: skip
-    """Over a run: what all ranks applied + what all kept = what was put in; and all ranks apply the same bits."""
-    layout = Layout.of([("w", 0, numel - 3, True), ("b", 1, 3, False)])
-    hypers = (Hyper(), Hyper())
-
-    def work(net: ThreadNet) -> tuple[list[Tensor], Tensor, Tensor]:
-        exchange, means, put_in = make(net), [], torch.zeros(numel, dtype=torch.float64)
-        for step in range(steps):
-            grad = gradient(net.rank, step)
-            put_in += grad.double()
-            means.append(exchange.mean(ExchangeContext(layout, step, hypers), grad).clone())
-        named = exchange.memory.state.named["residual"]
-        return means, torch.cat([named["w"], named["b"]]).double(), put_in
-
-    results = ThreadWorld(size).run(work)
-    applied = size * sum(mean.double() for mean in results[0][0])
-    for means, _, _ in results:
-        assert all(torch.equal(a, b) for a, b in zip(means, results[0][0], strict=True))
-    kept, put_in = sum(row[1] for row in results), sum(row[2] for row in results)
-    assert float((applied + kept - put_in).abs().max()) <= 2e-5 * float(put_in.abs().max() + 1)
-    assert float(applied.abs().max()) > 0
-
-
-@pytest.mark.parametrize("indices", ["int32", "delta16", "rice"])
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("collective", [AllGather, GlobalTopK])
-def test_exchanges_lose_nothing(collective: type, values: str, indices: str) -> None:
-    for size in (1, 2, 3, 6):
-        run_exchange(
-            size,
-            2003,
-            lambda net: Exchange(ErrorFeedback(), TopK(0.02, scope="tensor" if collective is AllGather else "model"),
-                                 collective(SparseCodec(values, indices)), net),
-            lambda rank, step: torch.from_numpy(
-                np.random.default_rng([rank, step]).standard_normal(2003).astype(np.float32)),
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize("collective", [AllGather, GlobalTopK])
-def test_frames_that_overflow_lose_nothing(collective: type) -> None:
-    """Runs of neighbours with wide gaps between them need more 16-bit distances than the frame has room for."""
-    numel, k = 1_200_003, 30
-
-    def gradient(rank: int, step: int) -> Tensor:
-        generator = np.random.default_rng([rank, step])
-        grad = (generator.standard_normal(numel) * 1e-3).astype(np.float32)
-        for place in (5, 600_000, 1_199_900):
-            grad[place : place + 12] = 10 + generator.random(12)
-        return torch.from_numpy(grad)
-
-    codec = SparseCodec("fp32", "delta16")
-    left_out = []
-
-    def make(net: ThreadNet) -> Exchange:
-        class Counting(SparseCodec):
-            def encode(
-                self, context: ExchangeContext, payload: Sparse, tail: Tensor, *options: Any, **named: Any
-            ) -> Tensor:
-                frame = codec.encode(context, payload, tail, *options, **named)
-                written = int(frame[8:12].view(torch.int32))
-                left_out.append(payload.indices.numel() - written)
-                return frame
-
-        counting = Counting("fp32", "delta16")
-        return Exchange(ErrorFeedback(), TopK(k / (numel - 3), scope="model"), collective(counting), net)
-
-    run_exchange(3, numel, make, gradient, steps=3)
-    assert max(left_out) > 0, "the case is meant to overflow"
-
-
-def test_exchanges_repeat_bit_for_bit() -> None:
-    def run() -> list[Tensor]:
-        def work(net: ThreadNet) -> Tensor:
-            layout = Layout.of([("w", 0, 2000, True)])
-            exchange = Exchange(ErrorFeedback(), TopK(0.01, sampled=True), AllGather(SparseCodec("int8")), net)
-            out = [
-                exchange.mean(
-                    ExchangeContext(layout, step, (Hyper(),)),
-                    torch.from_numpy(np.random.default_rng([net.rank, step]).standard_normal(2000).astype(np.float32)),
-                ).clone()
-                for step in range(4)
-            ]
-            return torch.stack(out)
-
-        return ThreadWorld(3).run(work)
-
-    first, second = run(), run()
-    assert all(torch.equal(a, b) and torch.equal(a, first[0]) for a, b in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_an_exchange_goes_on_from_its_state(sampled: bool) -> None:
-    """A resumed run makes the same choices as one that was never broken off, also where a sample misleads."""
-    numel, k = 20_000, 400
-    layout = Layout.of([("w", 0, numel, True)])
-    stride = numel // (32 * numel // k)
-
-    def work(net: ThreadNet) -> list[bool]:
-        def make() -> Exchange:
-            return Exchange(ErrorFeedback(), TopK(k / numel, sampled=sampled), AllGather(SparseCodec()), net)
-
-        straight, same = make(), []
-        for step in range(6):
-            context = ExchangeContext(layout, step, (Hyper(),))
-            grad = torch.from_numpy(np.random.default_rng([9, step]).standard_normal(numel).astype(np.float32))
-            grad[stream_key(0, step, 0, "w") % stride :: stride] *= 3  # the sample sees larger values than the rest
-            resumed = make()
-            resumed.load_state_dict(straight.state_dict())
-            same.append(torch.equal(straight.mean(context, grad.clone()), resumed.mean(context, grad.clone())))
-        return same
-
-    assert ThreadWorld(1).run(work) == [[True] * 6]
-
-
-def test_steps_at_learning_rate_zero_leave_both_errors_of_blocksign_alone() -> None:
-    """Nothing of such a step is applied, so nothing may enter or leave an error; the velocity goes on as SGD's does."""
-    layout = Layout.of([("w", 0, 300, True), ("b", 1, 20, True)])
-
-    def work(net: ThreadNet) -> None:
-        exchange = METHODS["blocksign"]().aggregator(net, True)
-        for step, rate in enumerate([0.1, 0.0, 0.0, 0.05]):
-            before = exchange.state_dict()
-            hypers = (Hyper(lr=rate, momentum=0.9), Hyper(lr=0.1, momentum=0.9))
-            generator = torch.Generator().manual_seed(10 * step + net.rank)
-            exchange.mean(ExchangeContext(layout, step, hypers), torch.randn(320, generator=generator))
-            after = exchange.state_dict()
-            for room in ("memory", "collective"):
-                for name in set(before[room]["residual"]) & set(after[room]["residual"]):
-                    same = torch.equal(before[room]["residual"][name], after[room]["residual"][name])
-                    assert same == (rate == 0.0 and name == "w"), (room, name, step)
-                serves = room == "memory" or "w" in after[room]["residual"]
-                assert after[room]["rates"].get("w") == ((rate or 0.1) if serves else None)
-
-    ThreadWorld(3).run(work)

@@ -13,7 +13,6 @@ from workers import LR, Run
 import thinwire
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
-from thinwire.engine.named_state import NamedState, round_by_chance
 from thinwire.memory import ErrorFeedback, MomentumCorrection, RescaledError
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -26,43 +25,8 @@ METHODS = [
 ]
 
 
-def test_rounding_goes_to_a_neighbour_and_its_mean_is_the_number_itself() -> None:
-    x = workers.noise((4096,), 0, 0, "x") * torch.logspace(-20, 20, 4096)
-    down = (x.view(torch.int32) & -65536).view(torch.float32)  # towards zero
-    up = (down.view(torch.int32) + 65536).view(torch.float32)
-    total = torch.zeros(4096, dtype=torch.float64)
-    for key in range(400):
-        rounded = round_by_chance(x, key)
-        assert rounded.dtype == torch.bfloat16
-        assert bool(((rounded.float() == down) | (rounded.float() == up)).all())
-        total += rounded.double()
-    # 400 draws of a step between two neighbours: five standard errors of the mean.
-    assert bool(((total / 400 - x).abs() <= 5 * (up - down).abs().double() / 2 / 20).all())
-    exact = x.to(torch.bfloat16)
-    assert torch.equal(round_by_chance(exact.float(), 7), exact), "what bfloat16 can say is kept"
-    assert torch.equal(round_by_chance(x, 3), round_by_chance(x, 3)), "the same key, the same bits"
-    largest = torch.tensor([torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max])
-    assert not round_by_chance(largest * 0.99, 1).isnan().any()
-
-
-def test_small_gradients_add_up_beside_a_large_residual() -> None:
-    """1/1024 of the residual a step: to the nearest all of it would be lost, at every step."""
-    layout = Layout.of([("w", 0, 2000, True)])
-    state, steps = NamedState("residual", dtype=torch.bfloat16), 512
-    nearest = torch.ones(2000, dtype=torch.bfloat16)
-    state.flat("residual", layout, torch.device("cpu")).fill_(1.0)
-    state.commit(ExchangeContext(layout, 0, (Hyper(),)), 0)
-    for step in range(1, steps + 1):
-        state.flat("residual", layout, torch.device("cpu")).add_(1 / 1024)
-        state.commit(ExchangeContext(layout, step, (Hyper(),)), 0)
-        nearest += 1 / 1024
-    kept = state.named["residual"]["w"]
-    assert kept.dtype == torch.bfloat16 and torch.equal(nearest, torch.ones_like(nearest))
-    assert abs(float(kept.double().mean()) - 1.5) < 0.01  # one element's deviation is 0.06, the mean's 0.0014
-
-
 @pytest.mark.parametrize("optimizer, spec", METHODS)
-def test_what_was_put_in_is_applied_or_kept_up_to_bf16_rounding(cluster: Cluster, optimizer: str, spec: str) -> None:
+def test_bf16_residual_keeps_what_was_put_in_up_to_rounding(cluster: Cluster, optimizer: str, spec: str) -> None:
     """Constant pulls: parameters plus what is kept are SGD's own, whatever was rounded on the way."""
     steps = 12
     narrow = Run(spec.replace("factor_masking=true", "factor_masking=false"), optimizer, steps)
@@ -81,7 +45,7 @@ def test_what_was_put_in_is_applied_or_kept_up_to_bf16_rounding(cluster: Cluster
         assert half["leftover"].abs().max() > 0.1
 
 
-def test_the_state_is_half_as_large_and_ranks_stay_equal(cluster: Cluster) -> None:
+def test_bf16_residual_is_half_as_large_and_ranks_stay_equal(cluster: Cluster) -> None:
     runs = [Run(spec, optimizer, 8) for optimizer, spec in METHODS]
     everybody = cluster.run(workers.train, 3, runs)
     for run, *results in zip(runs, *everybody, strict=True):
@@ -107,7 +71,7 @@ def state_bytes(group: Any) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("kind", [ErrorFeedback, MomentumCorrection, RescaledError])
-def test_an_exchange_that_failed_leaves_the_state_as_it_was(kind: Any) -> None:
+def test_bf16_residual_is_as_it_was_after_a_failed_exchange(kind: Any) -> None:
     spec = {ErrorFeedback: "dropping", MomentumCorrection: "dgc:dense_below=0", RescaledError: "blocksign"}[kind]
     method = thinwire.parse_method(spec + (",residual=bf16" if ":" in spec else ":residual=bf16"))
     layout = Layout.of([("w", 0, 300, True)])

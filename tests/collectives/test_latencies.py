@@ -1,4 +1,4 @@
-"""A collective says how many latencies an exchange contains, and merging counts them all."""
+"""A collective says how many latencies an exchange contains."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from thinwire.engine.context import ExchangeContext, Hyper
 from workers import noise
 
 import thinwire
-from thinwire.edges import bucket_fusion as merging
-from thinwire.edges.bucket_fusion import BucketFusion, Spent
-from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.exchange import Exchange
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -57,34 +55,11 @@ def waits(net: ThreadNet, spec: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_collective_says_how_often_its_ranks_wait(spec: str, size: int) -> None:
+def test_collective_says_how_often_its_ranks_wait(spec: str, size: int) -> None:
     for said, done in ThreadWorld(size).run(lambda net: waits(net, spec)):
         assert said == done
 
 
-def test_ranks_beyond_a_power_of_two_go_to_a_proxy_and_back() -> None:
+def test_global_topk_takes_two_more_rounds_beyond_a_power_of_two() -> None:
     rounds = thinwire.GTopK().aggregator(ThreadNet(ThreadWorld(1), 0), True).collective.rounds
     assert [rounds(size) for size in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 3, 2, 4, 3, 5]
-
-
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_merging_counts_every_latency(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
-    """Latency 1 s and nothing else: an exchange costs its rounds, and joining two saves as much."""
-    asked: list[tuple[list[float], float]] = []
-
-    def best(ready: Any, cost: Any, saving: float, each: float = 0.0) -> tuple[int, ...]:
-        asked.append(([round(one, 3) for one in cost], round(saving, 3)))
-        return (len(cost) - 1,)
-
-    monkeypatch.setattr(merging, "_all_gather_s", lambda net, nbytes, calls: 1.0)
-    monkeypatch.setattr(merging, "best_groups", best)
-
-    def work(net: ThreadNet) -> None:
-        merger = BucketFusion(rounds=rounds)
-        for _ in range(5):
-            for ordinal in (9, 0):
-                if merger.arrived(ordinal, 1000, ordinal == 0):
-                    merger.exchanged(Spent(0.0, 0.0, 1000), ordinal == 0, net)
-
-    ThreadWorld(2).run(work)
-    assert asked == [([float(rounds)] * 2, float(rounds))] * 2

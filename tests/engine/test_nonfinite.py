@@ -1,0 +1,75 @@
+"""A gradient that is not finite, and learning rates of zero: nothing bad enters a residual."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from generators import torch_generator_untouched  # noqa: F401  every test of this file
+from thinwire.engine.context import ExchangeContext, Hyper
+from torch import Tensor
+
+from thinwire.engine.layout import Layout
+from thinwire.errors import NonFiniteError
+from thinwire.methods import METHODS
+from thinwire.transport import ThreadNet, ThreadWorld
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", ["dgc", "gtopk", "terngrad", "blocksign", "dropping", "signsgd"])
+@pytest.mark.parametrize(("odd", "in_place"), [(NAN, False), (INF, True), (-INF, False), (NAN, True)])
+def test_nonfinite_gradient_stops_all_ranks_and_touches_no_residual(
+    odd: float, in_place: bool, name: str, ranks: int
+) -> None:
+    """One rank's bad gradient is heard by every rank in the same exchange; its own memory stays bit for bit."""
+    layout = Layout.of([("w", 0, 1000, True), ("b", 1, 40, True)])
+    hypers = (Hyper(lr=0.1, momentum=0.9),) * 2
+
+    def work(net: ThreadNet) -> str:
+        exchange = METHODS[name]().aggregator(net, True)
+        exchange.mean(ExchangeContext(layout, 0, hypers), torch.linspace(-1, 1, 1040))
+        before = exchange.state_dict()
+        grad = torch.linspace(-1, 1, 1040)
+        if net.rank == ranks - 1:
+            grad[1002] = odd
+        own = grad.clone()
+        with pytest.raises(NonFiniteError) as caught:
+            if in_place:
+                exchange.reduce(ExchangeContext(layout, 1, hypers), layout.split(grad))
+            else:
+                exchange.mean(ExchangeContext(layout, 1, hypers), grad)
+        if net.rank == ranks - 1:
+            assert torch.equal(grad.isfinite(), own.isfinite()), "whoever looks at the gradient finds what is wrong"
+        for kind, vectors in exchange.state_dict()["memory"].items():
+            for name_, after in vectors.items():
+                if isinstance(after, Tensor):
+                    assert bool(torch.isfinite(after).all())
+                    assert net.rank != ranks - 1 or torch.equal(after, before["memory"][kind][name_])
+        return str(caught.value)
+
+    sentences = ThreadWorld(ranks).run(work)
+    assert "'b' on this rank" in sentences[-1]
+    assert all("another rank" in sentence for sentence in sentences[:-1])
+
+
+def test_blocksign_at_learning_rate_zero_leaves_both_errors_alone() -> None:
+    """Nothing of such a step is applied, so nothing may enter or leave an error; the velocity goes on as SGD's does."""
+    layout = Layout.of([("w", 0, 300, True), ("b", 1, 20, True)])
+
+    def work(net: ThreadNet) -> None:
+        exchange = METHODS["blocksign"]().aggregator(net, True)
+        for step, rate in enumerate([0.1, 0.0, 0.0, 0.05]):
+            before = exchange.state_dict()
+            hypers = (Hyper(lr=rate, momentum=0.9), Hyper(lr=0.1, momentum=0.9))
+            generator = torch.Generator().manual_seed(10 * step + net.rank)
+            exchange.mean(ExchangeContext(layout, step, hypers), torch.randn(320, generator=generator))
+            after = exchange.state_dict()
+            for room in ("memory", "collective"):
+                for name in set(before[room]["residual"]) & set(after[room]["residual"]):
+                    same = torch.equal(before[room]["residual"][name], after[room]["residual"][name])
+                    assert same == (rate == 0.0 and name == "w"), (room, name, step)
+                serves = room == "memory" or "w" in after[room]["residual"]
+                assert after[room]["rates"].get("w") == ((rate or 0.1) if serves else None)
+
+    ThreadWorld(3).run(work)

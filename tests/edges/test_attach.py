@@ -1,14 +1,18 @@
-"""Bad input, run by the processes of the cluster: each function asserts on every rank."""
+"""attach: what cannot work is refused on all ranks with one sentence, and nothing is changed."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+import workers
+from cluster import Cluster
+from heard import heard
 from torch.nn.parallel import DistributedDataParallel as DDP
-from workers import DGC, LR, OPTIMIZERS, Dot, Run, Training, digest, flat, pulls, sentence_of
+from workers import DGC, LR, OPTIMIZERS, Dot, Run, Training, pulls, sentence_of
 
 import thinwire
 
@@ -87,6 +91,11 @@ def refused_attaches(group: dist.ProcessGroup) -> None:
     thinwire.attach(model, more, thinwire.TernGrad()).detach()  # extra parameters are fine where momentum stays
 
 
+def test_attach_refuses_what_cannot_work_and_changes_nothing(cluster: Cluster) -> None:
+    """Each case is followed by a look at hooks and groups, and in the end by an attach that works."""
+    cluster.run(refused_attaches, 2)
+
+
 def differing_ranks(group: dist.ProcessGroup) -> dict[str, str]:
     """The sentence of each case, which all ranks must raise; the model works afterwards."""
     rank = dist.get_rank(group)
@@ -128,6 +137,42 @@ def differing_ranks(group: dist.ProcessGroup) -> dict[str, str]:
     return texts
 
 
+def test_attach_on_ranks_that_differ_raises_on_all_and_names_the_difference(cluster: Cluster) -> None:
+    texts = cluster.run(differing_ranks, 3)
+    for case in texts[0]:
+        assert len({rank[case] for rank in texts}) == 1 or case.startswith("one rank"), f"{case}: {texts}"
+
+
+def refused(group: dist.ProcessGroup, dtype: torch.dtype) -> str:
+    module = torch.nn.Linear(2, 2)
+    module.phase = torch.nn.Parameter(torch.zeros(3, dtype=dtype))
+    model = DDP(module, process_group=group, find_unused_parameters=dist.get_rank(group) == 1)
+    with pytest.raises(ValueError) as caught:
+        thinwire.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "dgc")
+    return str(caught.value)
+
+
+def test_attach_refuses_complex_parameters_and_ranks_that_differ_in_unused_ones(cluster: Cluster) -> None:
+    assert "'phase' is complex64" in cluster.run(refused, 1, torch.complex64)[0]
+    for sentence in cluster.run(refused, 2, torch.float32):
+        assert "ranks differ in find_unused_parameters" in sentence
+
+
+def adamw(group: dist.ProcessGroup) -> None:
+    training = Training(group, Run(None, "adamw"))
+    text = workers.sentence_of(ValueError, lambda: training.happen("attach", "dgc"))
+    works = ("terngrad", "blocksign", "gtopk", "dropping", "dgc:momentum_correction=false")
+    assert all(method in text for method in works), text
+    for method in works:
+        training = Training(group, Run(method, "adamw"))
+        training.step(0)
+        training.happen("detach")
+
+
+def test_attach_with_adamw_names_the_methods_that_work(cluster: Cluster) -> None:
+    cluster.run(adamw, 2)
+
+
 def alone(group: dist.ProcessGroup) -> None:
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
@@ -154,46 +199,13 @@ def alone(group: dist.ProcessGroup) -> None:
         logging.getLogger("thinwire").removeHandler(handler)
 
 
-def steps_after_detach(group: dist.ProcessGroup) -> None:
-    for method in (DGC, thinwire.GTopK(density=0.02)):
-        training = Training(group, Run(method, "heavy"))
-        training.step(0)
-        training.wire.detach()
-        text = sentence_of(thinwire.DetachedError, lambda training=training: training.step(1))
-        assert "attach" in text and "DistributedDataParallel" in text
-        with torch.no_grad():
-            training.loss(1)  # evaluation
-        with training.model.no_sync():
-            training.loss(1).backward()  # nothing to exchange
-        training.model.eval()
-        training.loss(1)
-        training.model.train()
-        sentence_of(thinwire.DetachedError, lambda training=training: training.step(1))
-        for again in (method, thinwire.BlockSign(dense_below=1)):
-            training.wire = thinwire.attach(training.model, training.optimizer, again)
-            training.step(1)
-            training.step(2)
-            assert training.wire.stats.steps == 2
-            bits = [None] * dist.get_world_size(group)
-            dist.all_gather_object(bits, digest(flat(training.module)), group=group)
-            assert len(set(bits)) == 1
-            training.wire.detach()
-        training.model.eval()  # as with frozen batch norm: the forward pass cannot know that backward follows
-        try:
-            training.loss(1).backward()
-        except RuntimeError as error:
-            assert "detached" in str(error)
-        else:
-            raise AssertionError("a step after detach went through")
+def test_attach_on_one_rank_works_and_says_that_nothing_is_sent(cluster: Cluster) -> None:
+    cluster.run(alone, 1)
 
 
-def old_and_new_wire(group: dist.ProcessGroup) -> None:
-    training = Training(group, Run(DGC, "heavy"))
-    old = training.wire
-    training.step(0)
-    old.detach()
-    training.happen("attach", thinwire.BlockSign(dense_below=1))
-    assert old.detach() == {}
-    training.step(1)
-    assert training.wire.stats.steps == 1 and old.stats.steps == 1
-    training.wire.detach()
+def test_attach_on_one_machine_says_so_once(cluster: Cluster) -> None:
+    first, *others = cluster.run(heard, 3, Run("dgc", "heavy", hierarchy=3))
+    assert len(first) == 1 and "mean is exact and nothing is compressed or kept back" in first[0], first
+    assert others == [[], []]
+    first, *_ = cluster.run(heard, 2, Run("signsgd", "heavy", hierarchy=2))
+    assert "the update is signsgd's of it" in first[0] and "nothing is compressed" not in first[0]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cluster import Cluster
 from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import own_part
 
@@ -118,7 +119,7 @@ def raising(group: dist.ProcessGroup, spec: str) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("spec", METHODS)
-def test_a_scaler_changes_nothing_and_skipped_steps_leave_no_trace(cluster: Any, spec: str) -> None:
+def test_scaler_changes_nothing_and_skipped_steps_leave_no_trace(cluster: Any, spec: str) -> None:
     expected = cluster.run(plain, 3, spec)
     got = cluster.run(scaled, 3, spec, [2, 7], 1)
     for result in got:
@@ -134,7 +135,7 @@ def test_skip_passes_over_a_bad_step_on_all_ranks(cluster: Any, spec: str) -> No
     assert all(torch.equal(result, expected[0]) for result in got)
 
 
-def test_raise_stops_all_ranks_with_a_sentence_and_poisons_nothing(cluster: Any) -> None:
+def test_nonfinite_gradient_stops_all_ranks_with_a_sentence_and_poisons_nothing(cluster: Any) -> None:
     for spec in METHODS:
         for sentence, clean in cluster.run(raising, 3, spec):
             assert "inf or a nan" in sentence and "on_nonfinite" in sentence and clean, (spec, sentence)
@@ -164,12 +165,12 @@ def unscaled(group: dist.ProcessGroup, with_closure: bool) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("with_closure", [False, True])
-def test_a_scaler_that_scales_nothing_is_refused_before_a_parameter_changes(cluster: Any, with_closure: bool) -> None:
+def test_scaler_that_scales_nothing_is_refused_before_a_parameter_changes(cluster: Any, with_closure: bool) -> None:
     for sentence, unchanged in cluster.run(unscaled, 2, with_closure):
         assert "scaler.scale(loss)" in sentence and unchanged
 
 
-def test_bad_values_of_the_options_are_refused_on_all_ranks(cluster: Any) -> None:
+def test_on_nonfinite_and_scaler_refuse_bad_values_on_all_ranks(cluster: Any) -> None:
     for sentence in cluster.run(refused, 2):
         assert "on_nonfinite" in sentence[0] and "GradScaler" in sentence[1]
 
@@ -182,3 +183,36 @@ def refused(group: dist.ProcessGroup) -> list[str]:
             thinwire.attach(model, optimizer, "dgc", **options)  # type: ignore[arg-type]
         sentences.append(str(caught.value))
     return sentences
+
+
+def skipped_closure(group: dist.ProcessGroup, optimizer_name: str) -> torch.Tensor:
+    """A bad step by step(closure) leaves everything as it was; the good one after it moves."""
+    torch.manual_seed(0)
+    module = torch.nn.Linear(4, 3)
+    model = DDP(module, process_group=group)
+    optimizer = getattr(torch.optim, optimizer_name)(model.parameters(), lr=0.1)
+    wire = thinwire.attach(model, optimizer, "dropping", on_nonfinite="skip")
+    factor, calls = float("nan"), []
+
+    def closure() -> torch.Tensor:
+        calls.append(factor)
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().mean() * (factor if dist.get_rank(group) == 0 else 1.0)
+        loss.backward()
+        return loss
+
+    before = module.weight.detach().clone()
+    optimizer.step(closure)
+    assert torch.equal(module.weight, before) and calls
+    factor = 1.0
+    optimizer.step(closure=closure)
+    assert not torch.equal(module.weight, before) and bool(module.weight.isfinite().all())
+    wire.detach()
+    return module.weight.detach().clone()
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_skip_passes_over_a_bad_step_of_a_closure(cluster: Cluster, optimizer: str) -> None:
+    """The gradients were dropped before the closure made them, and the infinities were applied."""
+    first, second = cluster.run(skipped_closure, 2, optimizer)
+    assert torch.equal(first, second)

@@ -60,7 +60,7 @@ def test_uneven_inputs_follow_plain_ddp_at_density_one(cluster: Cluster, optimiz
     cluster.run(uneven, 3, optimizer, methods, {})
 
 
-def test_uneven_inputs_with_other_forms_of_ddp(cluster: Cluster) -> None:
+def test_uneven_inputs_follow_plain_ddp_in_other_forms_of_ddp(cluster: Cluster) -> None:
     for form in ({"bucket_cap_mb": 1e-5}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}):
         cluster.run(uneven, 2, "plain", [None, EXACT, "gtopk:density=0.05"], form)
 
@@ -88,7 +88,7 @@ def conserved(group: dist.ProcessGroup) -> None:
         close(flat(training.module) - workers.LR * kept, start - workers.LR * total, method, atol=1e-5)
 
 
-def test_nothing_is_lost_when_ranks_run_out_of_inputs(cluster: Cluster) -> None:
+def test_uneven_inputs_lose_nothing(cluster: Cluster) -> None:
     cluster.run(conserved, 3)
 
 
@@ -110,7 +110,7 @@ def skipped(group: dist.ProcessGroup) -> bool:
     return len(set(bits)) == 1 and not torch.equal(before, flat(training.module))
 
 
-def test_a_step_that_is_passed_over_while_a_rank_has_run_out(cluster: Cluster) -> None:
+def test_uneven_inputs_skip_a_bad_step_on_all_ranks(cluster: Cluster) -> None:
     assert cluster.run(skipped, 2) == [True, True]
 
 
@@ -133,7 +133,7 @@ def refused(group: dist.ProcessGroup) -> list[str]:
     return sentences
 
 
-def test_what_cannot_be_joined_is_refused_before_anything_hangs(cluster: Cluster) -> None:
+def test_join_refuses_what_it_cannot_do_before_anything_hangs(cluster: Cluster) -> None:
     for sentences in cluster.run(refused, 2, timeout_s=40):
         assert len(sentences) == 3
         assert all("own gradient" in sentence for sentence in sentences[:2])

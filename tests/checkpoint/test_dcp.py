@@ -113,7 +113,7 @@ def saved(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[s
 
 
 @pytest.mark.parametrize("resuming", [resume, small_buckets])
-def test_every_method_resumes_with_the_same_bits(cluster: Cluster, saved: Any, resuming: Any) -> None:
+def test_dcp_resumes_every_method_bit_exact(cluster: Cluster, saved: Any, resuming: Any) -> None:
     """Nothing but the folder is carried over; the sizes of buckets may change."""
     folder, expected = saved
     for before, after in zip(expected, cluster.run(resuming, 3, folder), strict=True):
@@ -132,7 +132,7 @@ def resharded(group: dist.ProcessGroup, folder: str) -> list[dict[str, torch.Ten
     return found
 
 
-def test_another_number_of_ranks_reads_all_parts_and_loses_nothing(cluster: Cluster, saved: Any) -> None:
+def test_dcp_checkpoint_is_read_by_another_number_of_ranks_without_loss(cluster: Cluster, saved: Any) -> None:
     expected = cluster.run(resharded, 3, saved[0])[0]
     for size in (2, 5):
         for found in cluster.run(resharded, size, saved[0]):
@@ -157,7 +157,7 @@ def own_parts(group: dist.ProcessGroup, folder: str) -> tuple[list[str], str]:
     return [key for key in state if key.startswith("rank ")], bits
 
 
-def test_every_rank_has_its_own_part_and_plain_torch_can_read_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_dcp_checkpoint_has_a_part_per_rank_that_plain_torch_reads(cluster: Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     answers = cluster.run(own_parts, 3, str(folder))
     assert [keys for keys, _ in answers] == [["rank 0"], ["rank 1"], ["rank 2"]]
@@ -204,7 +204,7 @@ def refused(group: dist.ProcessGroup, folder: str) -> dict[str, str]:
     return sentences
 
 
-def test_another_model_or_method_is_refused_by_name_and_nothing_is_loaded(cluster: Cluster, tmp_path: Path) -> None:
+def test_dcp_refuses_another_model_or_method_by_name_and_loads_nothing(cluster: Cluster, tmp_path: Path) -> None:
     words = {
         "another shape": "c",
         "a parameter more": "zz",

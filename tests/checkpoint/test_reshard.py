@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
+from thinwire.checkpoint.reshard import reshard
 
 METHODS = [
     "dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true",
@@ -88,7 +89,7 @@ def _check(saved: list[dict[str, Any]], resumed: list[dict[str, Any]], drifting:
 
 
 @pytest.mark.parametrize("spec", METHODS)
-def test_the_mean_of_what_was_not_sent_survives_a_change_of_the_group(cluster: Any, spec: str) -> None:
+def test_reshard_keeps_the_mean_of_what_was_not_sent(cluster: Any, spec: str) -> None:
     place = METHODS.index(spec)
     for old, new in WAYS if ALL_WAYS else (WAYS[place % 5], WAYS[(place + 2) % 5]):
         saved = cluster.run(save, old, spec, {})
@@ -98,7 +99,7 @@ def test_the_mean_of_what_was_not_sent_survives_a_change_of_the_group(cluster: A
 @pytest.mark.parametrize(
     "spec", ["dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true", "blocksign:dense_below=1"]
 )
-def test_the_same_for_machines_with_several_ranks(cluster: Any, spec: str) -> None:
+def test_reshard_keeps_the_mean_between_machines_with_several_ranks(cluster: Any, spec: str) -> None:
     for old, before, new, after in ((4, 2, 3, None), (3, None, 4, 2), (4, [[0, 1, 2], [3]], 5, [[0, 1], [2, 3, 4]])):
         saved = cluster.run(save, old, spec, {"hierarchy": before})
         _check(saved, cluster.run(resume, new, spec, saved, {"hierarchy": after}), False)
@@ -117,8 +118,20 @@ def incomplete(group: dist.ProcessGroup, saved: list[dict[str, Any]]) -> list[st
     return sentences
 
 
-def test_incomplete_or_mixed_lists_are_refused_and_change_nothing(cluster: Any) -> None:
+def test_reshard_refuses_incomplete_or_mixed_lists_and_changes_nothing(cluster: Any) -> None:
     saved = cluster.run(save, 3, "blocksign:dense_below=1", {})
     for sentences in cluster.run(incomplete, 2, saved):
         assert "no state" in sentences[0] and "ranks [0, 1]" in sentences[1] and "step" in sentences[2]
         assert all("\n" not in sentence for sentence in sentences)
+
+
+def test_reshard_does_not_count_followers_of_a_machine() -> None:
+    """A follower that got a velocity when momentum was handed over was taken for a rank with an empty residual."""
+    common = {"hierarchy": ((0, 1), (2, 3)), "pending": {}, "world_size": 4}
+    ones, none = {"w": torch.ones(4)}, dict[str, torch.Tensor]()
+    states = [
+        {**common, "rank": rank, "aggregator": {"memory": {"velocity": ones, "residual": none if rank % 2 else ones}}}
+        for rank in range(4)
+    ]
+    memory = reshard(states, {"w": 4}, None, 0, 3)["aggregator"]["memory"]
+    assert torch.equal(memory["residual"]["w"], torch.ones(4)) and torch.equal(memory["velocity"]["w"], torch.ones(4))

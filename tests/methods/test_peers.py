@@ -74,11 +74,11 @@ def test_powersgd_is_pytorchs_hook_and_its_bytes_are_counted(cluster: Cluster) -
     cluster.run(against_the_hook, 3)
 
 
-def test_powersgd_goes_on_bit_for_bit(cluster: Cluster) -> None:
+def test_powersgd_resumes_bit_exact(cluster: Cluster) -> None:
     cluster.run(resumed, 2, "powersgd:rank=2,warmup=4")
 
 
-def test_names_of_peers() -> None:
+def test_peers_are_read_by_name() -> None:
     assert peers.parse("bf16") == thinwire.Dense(dtype="bf16") and peers.parse("fp16") == thinwire.Dense(dtype="fp16")
     assert peers.parse("powersgd:rank=4") == peers.PowerSGD(rank=4) == peers.parse(str(peers.PowerSGD(rank=4)))
     assert peers.parse("dgc:density=0.01") == thinwire.DGC(density=0.01)

@@ -1,19 +1,52 @@
-"""Forms of DDP, run by the processes of the cluster: each function asserts on every rank."""
+"""DistributedDataParallel in its forms: buckets, accumulation, dtypes, subgroups, several models, failing passes."""
 
 from __future__ import annotations
 
-import gc
-import time
-import weakref
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+import workers
+from cluster import Cluster
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import DGC, EXACT, LR, SHAPES, Dot, Run, Training, close, digest, flat, noise, pulls
 
 import thinwire
+
+ONE_A_BUCKET = {"bucket_cap_mb": 1e-5}
+
+
+def check_same_bits(cluster: Cluster, N: int, runs: list[Run], forms: list[dict]) -> None:
+    """Each run gives the same parameters whatever the form of DDP."""
+    shaped = [replace(run, ddp=form) for run in runs for form in [{}, *forms]]
+    for results in cluster.run(workers.train, N, shaped):
+        for place, run in enumerate(runs):
+            plain, *others = results[place * (len(forms) + 1) : (place + 1) * (len(forms) + 1)]
+            for form, other in zip(forms, others, strict=True):
+                assert torch.equal(plain["trajectory"], other["trajectory"]), f"{run.method} with {form}"
+
+
+@pytest.mark.parametrize("N", [2, 5])
+def test_one_bucket_per_parameter_gives_the_same_bits_as_one_bucket(cluster: Cluster, N: int) -> None:
+    """Buckets are rebuilt after the first step in both cases."""
+    methods = [
+        DGC,
+        thinwire.DGC(density=0.05, values="fp32", factor_masking=True),
+        thinwire.GTopK(density=0.02),
+        thinwire.GradientDropping(density=0.02),
+    ]
+    methods += [thinwire.TernGrad(dense_below=0), thinwire.BlockSign(dense_below=1), thinwire.SignSGD()]
+    check_same_bits(cluster, N, [Run(method, "groups", 5) for method in methods], [ONE_A_BUCKET])
+
+
+def test_static_graph_and_bucket_views_change_nothing(cluster: Cluster) -> None:
+    forms = [{"static_graph": True}, {"find_unused_parameters": True}]
+    forms += [{"gradient_as_bucket_view": True, **ONE_A_BUCKET}]
+    methods = [DGC, thinwire.GTopK(density=0.02), thinwire.BlockSign(dense_below=1), thinwire.Dense(dtype="fp16")]
+    check_same_bits(cluster, 3, [Run(method, "heavy", 5, "net") for method in methods], forms)
 
 
 def accumulate(group: dist.ProcessGroup) -> None:
@@ -40,77 +73,8 @@ def accumulate(group: dist.ProcessGroup) -> None:
         parted.wire.detach()
 
 
-def unused(group: dist.ProcessGroup, static_graph: bool) -> None:
-    """Step 0: all used. Steps 1, 2: c on rank 0 alone, a on no rank. Step 3: all used again."""
-    options = {"static_graph": True} if static_graph else {"find_unused_parameters": True}
-    for form in (options, {**options, "bucket_cap_mb": 1e-5}):
-        for method in (
-            None,
-            EXACT,
-            DGC,
-            thinwire.GTopK(density=0.02),
-            thinwire.BlockSign(dense_below=1),
-            thinwire.Dense(),
-        ):
-            training = Training(group, Run(method, "plain", ddp=form))
-            module, rank = training.module, training.rank
-            total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-            start = {name: p.detach().clone() for name, p in module.named_parameters()}
-            for step in range(4):
-                training.optimizer.zero_grad()
-                everybody = [pulls(r, step) for r in range(dist.get_world_size(group))]
-                if static_graph or step in (1, 2):  # a static graph never changes: a is never used
-                    for r, mine in enumerate(everybody):
-                        del mine["a"]
-                        if r and not static_graph:
-                            del mine["c"]
-                training.model(everybody[rank]).backward()
-                if "a" not in everybody[0] and (not static_graph or step == 0):
-                    assert module.a.grad is None, f"{method}: nobody used it, DDP leaves it alone"
-                training.optimizer.step()
-                for name in SHAPES:
-                    total[name] += sum(m.get(name, torch.zeros(SHAPES[name])) for m in everybody) / len(everybody)
-            rest = training.wire.detach() if training.wire is not None else {}
-            for name, p in module.named_parameters():
-                whole = p.detach() - LR * rest.get(name, torch.zeros(()))
-                close(whole, start[name] - LR * total[name], f"{method} {name} {form}", atol=1e-5)
-                if method is DGC and not (static_graph and name == "a"):
-                    assert rest[name].abs().max() > 0 or name == "e"
-
-
-def used_under_no_sync(group: dist.ProcessGroup) -> None:
-    """A parameter that only the accumulating pass used counts as used, as in DDP."""
-    for method in (None, EXACT):
-        training = Training(group, Run(method, "plain", ddp={"find_unused_parameters": True}))
-        start = training.module.a.detach().clone()
-        with training.model.no_sync():
-            training.model(pulls(training.rank, 0)).backward()
-        later = pulls(training.rank, 1)
-        del later["a"]
-        training.model(later).backward()
-        training.optimizer.step()
-        mean = sum(pulls(r, 0)["a"] for r in range(dist.get_world_size(group))) / dist.get_world_size(group)
-        close(training.module.a.detach(), start - LR * mean, str(method))
-        if training.wire is not None:
-            training.wire.detach()
-
-
-def frozen(group: dist.ProcessGroup) -> None:
-    module = Dot()
-    module.b.requires_grad_(False)
-    module.c.requires_grad_(False)
-    model = DDP(module, process_group=group)
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=LR, momentum=0.9)
-    wire = thinwire.attach(model, optimizer, thinwire.BlockSign(dense_below=1))
-    start = {name: p.detach().clone() for name, p in module.named_parameters()}
-    for step in range(3):
-        optimizer.zero_grad()
-        model(pulls(dist.get_rank(group), step)).backward()
-        optimizer.step()
-    moved = {name for name, p in module.named_parameters() if not torch.equal(p.detach(), start[name])}
-    assert moved == {"a", "d", "e"}
-    assert wire.stats.dense_bytes == 3 * 4 * (1200 + 15 + 1)
-    wire.detach()
+def test_no_sync_compresses_only_on_the_synchronising_step_and_equals_one_big_batch(cluster: Cluster) -> None:
+    cluster.run(accumulate, 3)
 
 
 def mixed_dtypes(group: dist.ProcessGroup) -> None:
@@ -147,6 +111,10 @@ def mixed_dtypes(group: dist.ProcessGroup) -> None:
             close(other, reference, f"{dtypes}", atol=0.05)
 
 
+def test_bf16_and_mixed_dtypes_follow_plain_ddp_at_density_one(cluster: Cluster) -> None:
+    cluster.run(mixed_dtypes, 3)
+
+
 def batchnorm_and_user_collectives(group: dist.ProcessGroup) -> None:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     snapshots = []
@@ -176,6 +144,10 @@ def batchnorm_and_user_collectives(group: dist.ProcessGroup) -> None:
             wire.detach()
     for other in snapshots[1:]:
         close(other, snapshots[0], atol=1e-5)
+
+
+def test_batchnorm_and_user_collectives_between_the_steps_follow_plain_ddp(cluster: Cluster) -> None:
+    cluster.run(batchnorm_and_user_collectives, 5)
 
 
 def checkpointed(group: dist.ProcessGroup, reentrant: bool) -> None:
@@ -208,72 +180,9 @@ def checkpointed(group: dist.ProcessGroup, reentrant: bool) -> None:
         close(other, finals[0])
 
 
-def closures(group: dist.ProcessGroup) -> None:
-    finals = []
-    for method in (None, EXACT, thinwire.DGC(density=1.0, factor_masking=False, clip_norm=1e9, values="fp32")):
-        training = Training(group, Run(method, "nesterov-decay", task="net"))
-
-        def closure(training: Training = training) -> Tensor:
-            training.optimizer.zero_grad()
-            loss = training.loss(training.count)
-            loss.backward()
-            return loss
-
-        for step in range(6):
-            training.count = step
-            assert float(training.optimizer.step(closure).detach()) > 0
-            assert training.optimizer.param_groups[0]["momentum"] == 0.9
-        finals.append(flat(training.module))
-        if training.wire is not None:
-            training.wire.detach()
-    for other in finals[1:]:
-        close(other, finals[0])
-
-
-def cycled_momentum(group: dist.ProcessGroup) -> None:
-    seen: list[list[Any]] = []
-    finals = []
-    for method in (None, EXACT):
-        training = Training(group, Run(method, "decay", 12, "net", onecycle=True))
-        seen.append([])
-        for step in range(12):
-            training.step(step)
-            one = training.optimizer.param_groups[0]
-            saved = training.optimizer.state_dict()["param_groups"][0]
-            assert saved["momentum"] == one["momentum"] and saved["weight_decay"] == one["weight_decay"]
-            seen[-1].append((one["lr"], one["momentum"], one["weight_decay"], one["nesterov"]))
-        finals.append(flat(training.module))
-        if training.wire is not None:
-            training.wire.detach()
-    assert seen[0] == seen[1] and len({row[1] for row in seen[0]}) > 5
-    close(finals[1], finals[0])
-
-
-def failing_step(group: dist.ProcessGroup) -> None:
-    """A user's hook raises inside step(), after momentum was switched off."""
-    finals = []
-    for method in (None, EXACT):
-        training = Training(group, Run(method, "decay", task="net"))
-        training.step(0)
-        handle = training.optimizer.register_step_pre_hook(lambda *_: (_ for _ in ()).throw(KeyError("mine")))
-        training.optimizer.zero_grad()
-        training.loss(1).backward()
-        try:
-            training.optimizer.step()
-        except KeyError:
-            handle.remove()
-        else:
-            raise AssertionError("the hook did not raise")
-        one = training.optimizer.state_dict()["param_groups"][0]
-        assert (one["momentum"], one["weight_decay"]) == (0.9, 0.02)
-        one = training.optimizer.param_groups[0]
-        assert (one["momentum"], one["weight_decay"]) == (0.9, 0.02)
-        training.optimizer.step()
-        training.step(2)
-        finals.append(flat(training.module))
-        if training.wire is not None:
-            training.wire.detach()
-    close(finals[1], finals[0])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_follows_plain_ddp(cluster: Cluster, reentrant: bool) -> None:
+    cluster.run(checkpointed, 2, reentrant)
 
 
 class _Fuse(torch.autograd.Function):
@@ -337,15 +246,8 @@ def failing_passes(group: dist.ProcessGroup) -> None:
         close(final, outcomes[0][1])
 
 
-def learns(group: dist.ProcessGroup, pairs: list[tuple[str, Any]]) -> None:
-    for optimizer, method in pairs:
-        training = Training(group, Run(method, optimizer, task="net"))
-        training.loss = lambda step, t=training: t.problem.loss(t.model, t.rank, 0)  # one batch: it can be learnt
-        first = float(training.loss(0).detach())
-        for step in range(15):
-            training.step(step)
-        assert float(training.loss(0).detach()) < first - 0.05, f"{method} with {optimizer}"
-        training.wire.detach()
+def test_error_in_forward_or_backward_is_followed_by_a_normal_step(cluster: Cluster) -> None:
+    cluster.run(failing_passes, 2)
 
 
 def two_models(group: dist.ProcessGroup) -> None:
@@ -371,25 +273,21 @@ def two_models(group: dist.ProcessGroup) -> None:
         training.wire.detach()
 
 
-def left_alive(group: dist.ProcessGroup) -> list[str]:
-    """What survives of a training whose every name is gone: attached, and detached."""
-    alive = []
-    for detach, form in ((False, {}), (True, {}), (False, {"find_unused_parameters": True})):
-        training = Training(group, Run(DGC, "heavy", ddp=form))
-        training.step(0)
-        if detach:
-            training.wire.detach()
-        watched = {
-            "module": weakref.ref(training.module),
-            "optimizer": weakref.ref(training.optimizer),
-            "wire": weakref.ref(training.wire),
-        }
-        del training
-        for _ in range(50):  # the worker's thread may just be letting go of its last job
-            gc.collect()
-            if not any(ref() for ref in watched.values()):
-                break
-            time.sleep(0.05)
-        how = f"{'detached' if detach else 'attached'} {form}"
-        alive += [f"{name}, {how}" for name, ref in watched.items() if ref()]
-    return alive
+def test_two_attached_models_in_one_process_do_not_disturb_each_other(cluster: Cluster) -> None:
+    cluster.run(two_models, 3)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_model_on_a_subgroup_whose_ranks_are_not_the_worlds_has_the_same_bits(cluster: Cluster, n: int) -> None:
+    runs = [
+        Run(method, "heavy", 4, "net")
+        for method in (DGC, thinwire.GTopK(density=0.05), thinwire.BlockSign(dense_below=1))
+    ]
+    runs += [
+        replace(runs[0], hierarchy=[[0], list(range(1, n))]),
+        Run(thinwire.TernGrad(dense_below=0), "adam", 4, "net"),
+    ]
+    first, last = cluster.run(workers.train, n, runs), cluster.run(workers.train, n, runs, last=True)
+    for a, b in zip(first, last, strict=True):
+        for run, x, y in zip(runs, a, b, strict=True):
+            assert torch.equal(x["trajectory"], y["trajectory"]), run

@@ -1,0 +1,163 @@
+"""Changing the method: residuals and momentum go along, nothing is lost or invented, and a refusal changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import workers
+from cluster import Cluster
+from workers import DGC, LR, Run, Training, close, digest, flat, sentence_of, tensors_of
+
+import thinwire
+
+EXACT = thinwire.DGC(density=1.0, factor_masking=False, values="fp32")
+
+
+PATHS: dict[str, list[Any]] = {
+    "plain": [
+        [thinwire.DGC(density=0.02, values="fp32", factor_masking=True), EXACT],
+        [thinwire.DGC(density=0.02, values="fp32", factor_masking=True), thinwire.Dense()],
+        [
+            thinwire.GTopK(density=0.02, values="int8"),
+            thinwire.BlockSign(dense_below=1),
+            thinwire.DGC(density=0.05, values="fp32", factor_masking=True),
+            EXACT,
+        ],
+        [
+            thinwire.BlockSign(topology="server", dense_below=1),
+            thinwire.GradientDropping(density=0.02),
+            thinwire.GTopK(density=1.0),
+        ],
+    ],
+    "heavy": [
+        [thinwire.DGC(density=0.02, factor_masking=False, values="fp32"), EXACT],
+        [thinwire.DGC(density=0.02, factor_masking=False, values="fp32"), thinwire.Dense()],
+        [thinwire.BlockSign(dense_below=1), EXACT],
+        [
+            thinwire.BlockSign(dense_below=1),
+            thinwire.GTopK(density=0.05, momentum_correction=True),
+            thinwire.GTopK(density=1.0),
+        ],
+        [
+            thinwire.Dense(),
+            thinwire.DGC(density=0.02, factor_masking=False, values="fp32"),
+            thinwire.BlockSign(block=50, dense_below=1),
+            EXACT,
+        ],
+    ],
+    "nesterov": [
+        [thinwire.DGC(density=0.02, factor_masking=False, values="fp32"), thinwire.Dense()],
+        [thinwire.BlockSign(dense_below=1), EXACT],
+    ],
+    "maximize-plain": [[thinwire.DGC(density=0.02, values="fp32", factor_masking=True), thinwire.Dense()]],
+}
+
+
+@pytest.mark.parametrize("optimizer", PATHS)
+def test_switch_loses_and_invents_nothing(cluster: Cluster, optimizer: str) -> None:
+    """Constant pulls: after the last switch, to something that leaves nothing out, the parameters are SGD's own."""
+    runs = [Run(None, optimizer, 20)]
+    for methods in PATHS[optimizer]:
+        events = {4 * (place + 1): ("switch", method) for place, method in enumerate(methods[1:])}
+        runs.append(Run(methods[0], optimizer, 20, events=events))
+    for reference, *others in cluster.run(workers.train, 3, runs):
+        for run, other in zip(runs[1:], others, strict=True):
+            path = " -> ".join(map(str, [run.method, *(event[1] for event in run.events.values())]))
+            apart = (other["trajectory"][3] - reference["trajectory"][3]).abs().max()
+            assert apart > 0.01 or "dense" in str(run.method), path
+            whole = other["final"] - (-LR if "max" in optimizer else LR) * other["leftover"]
+            torch.testing.assert_close(
+                whole, reference["final"], rtol=1e-4, atol=1e-4, msg=lambda m, path=path: f"{path}: {m}"
+            )
+
+
+def test_switch_sends_gradient_residuals_through_momentum(cluster: Cluster) -> None:
+    """What error feedback kept is gradient: the optimizer's momentum acts on it whenever it is applied."""
+    events = {4: ("switch", thinwire.Dense())}
+    runs = [Run(None, "heavy", 120, trajectory=False)]
+    runs += [Run(method, "heavy", 120, events=events, trajectory=False)
+             for method in (thinwire.GTopK(density=0.02), thinwire.GradientDropping(density=0.02))]  # fmt: skip
+    for reference, *others in cluster.run(workers.train, 2, runs):
+        for other in others:
+            torch.testing.assert_close(other["final"], reference["final"], rtol=1e-4, atol=2e-4)
+
+
+PAIRED = [
+    "dgc:density=0.02", "dgc:density=0.02,momentum_correction=false,residual=bf16,values=fp32", "gtopk:density=0.02",
+    "gtopk:density=0.02,momentum_correction=true", "terngrad:dense_below=0", "blocksign:dense_below=1",
+    "dropping:density=0.02", "dropping:density=0.02,local=partial,sync_every=3", "signsgd", "dense", "noop",
+]  # fmt: skip
+
+
+def kept_and_moving(wire: Any) -> dict[str, torch.Tensor]:
+    """The group's mean of everything that a wire holds back, and of the velocity wherever it is."""
+    rest = wire._leftover()
+    for name, pending in wire._pending.items():
+        rest[name] = rest[name] + pending if name in rest else pending
+    if wire.method.takes_momentum(wire._view.is_sgd):
+        velocity = wire._mean_velocity()
+    else:
+        buffers = {name: wire._view.optimizer.state.get(p, {}) for name, p in wire._parameters.items()}
+        own = {n: b["momentum_buffer"].reshape(-1) for n, b in buffers.items() if "momentum_buffer" in b}
+        velocity = wire._mean_over_ranks(own)
+    rest = wire._mean_over_ranks(rest)
+    parameters = wire._mean_over_ranks({name: p.detach() for name, p in wire._parameters.items()})
+    join = lambda vectors: torch.cat([vectors[name] for name in wire._names])  # noqa: E731
+    return {"kept": join(rest), "velocity": join(velocity), "parameters": join(parameters)}
+
+
+def every_switch(group: dist.ProcessGroup, first: str) -> None:
+    """Right at the switch: what was kept is still kept, or was just applied; the velocity goes along."""
+    for second in PAIRED:
+        training = Training(group, Run(first, "heavy"))
+        for step in range(3):
+            training.step(step)
+        before = kept_and_moving(training.wire)
+        training.wire.switch(second)
+        after = kept_and_moving(training.wire)
+        applied = (before["parameters"] - after["parameters"]) / LR
+        rounding = 0.05 if "bf16" in first + second else 1e-4
+        close(after["kept"] + applied, before["kept"], f"{first} -> {second}: kept", atol=rounding)
+        close(after["velocity"], before["velocity"], f"{first} -> {second}: velocity", atol=rounding)
+        training.step(3)
+        training.step(4)
+        training.wire.detach()
+        assert flat(training.module).isfinite().all()
+
+
+@pytest.mark.parametrize("first", PAIRED)
+def test_switch_between_any_two_methods_keeps_residuals_and_momentum(cluster: Cluster, first: str) -> None:
+    cluster.run(every_switch, 2, first)
+
+
+def refused_switches(group: dist.ProcessGroup) -> None:
+    rank = dist.get_rank(group)
+    training = Training(group, Run(DGC, "heavy"))
+    training.step(0)
+    wire = training.wire
+    before = digest(*tensors_of(wire.state_dict()))
+    refused = {
+        "unknown method": "dcg:density=0.1",
+        "matches no parameter": thinwire.DGC(exclude=("nope",)),
+        "not 5": 5,
+        "ranks differ": thinwire.DGC(density=0.1 + rank / 10),
+        "density": "dgc:density=2" if rank else "dgc",
+    }
+    for word, method in refused.items():
+        assert word in sentence_of(ValueError, lambda method=method: wire.switch(method)), word
+        assert wire.method is DGC and digest(*tensors_of(wire.state_dict())) == before
+    wire.switch("blocksign:dense_below=1,topology=server")
+    training.step(1)
+    wire.detach()
+    adam = Training(group, Run(thinwire.TernGrad(dense_below=0), "adam"))
+    text = sentence_of(ValueError, lambda: adam.wire.switch(thinwire.DGC()))
+    assert "momentum_correction=False" in text and "Adam" in text
+    adam.step(0)
+    adam.wire.detach()
+
+
+def test_switch_that_is_refused_changes_nothing(cluster: Cluster) -> None:
+    cluster.run(refused_switches, 2)

@@ -49,7 +49,7 @@ def trained(group: dist.ProcessGroup, method: str, clips: str, options: dict[str
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
 @pytest.mark.parametrize("method", ["dgc:density=0.1", "blocksign", "gtopk:density=0.1"])
-def test_clipping_after_the_exchange_is_told_once(cluster: Cluster, method: str, options: dict[str, Any]) -> None:
+def test_clipping_after_the_exchange_is_warned_of_once(cluster: Cluster, method: str, options: dict[str, Any]) -> None:
     for clips in ("norm", "value"):
         first, second = cluster.run(trained, 2, method, clips, options)
         assert len(first) == 1 and CLIPPED in first[0] and method.partition(":")[0] in first[0] and not second
@@ -57,5 +57,5 @@ def test_clipping_after_the_exchange_is_told_once(cluster: Cluster, method: str,
 
 
 @pytest.mark.parametrize("method", ["dense", "dense:dtype=bf16", "terngrad"])
-def test_the_mean_gradient_of_a_step_may_be_clipped(cluster: Cluster, method: str) -> None:
+def test_clipping_the_mean_gradient_is_not_warned_of(cluster: Cluster, method: str) -> None:
     assert cluster.run(trained, 2, method, "norm", {}) == [[], []]

@@ -37,24 +37,24 @@ def ordinals(rows: Any) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("spec", GROUPED)
-def test_groups_of_the_models_own_wait_for_their_last_bucket(spec: str) -> None:
+def test_planned_groups_wait_for_their_last_bucket(spec: str) -> None:
     assert fixed_groups(NUMELS) == [(4,), (3, 2), (1, 0)]
     found = exchanged_rows(thinwire.parse_method(spec), [bucket.rows for bucket in BUCKETS])
     assert [(ordinals(rows), place) for rows, place in found] == [((4,), 0), ((2, 3), 2), ((0, 1), 3)]
 
 
 @pytest.mark.parametrize("spec", BUCKETED)
-def test_everything_else_travels_in_buckets(spec: str) -> None:
+def test_planned_exchanges_of_other_methods_are_buckets(spec: str) -> None:
     found = exchanged_rows(thinwire.parse_method(spec), [bucket.rows for bucket in BUCKETS])
     assert [(ordinals(rows), place) for rows, place in found] == [((4,), 0), ((0,), 1), ((2, 3), 2), ((1,), 3)]
 
 
-def test_the_whole_model_waits_for_the_last_bucket() -> None:
+def test_planned_exchange_of_the_whole_model_waits_for_the_last_bucket() -> None:
     ((rows, place),) = exchanged_rows(thinwire.parse_method("gtopk:values=int8"), [one.rows for one in BUCKETS])
     assert sorted(ordinals(rows)) == [0, 1, 2, 3, 4] and place == 3
 
 
-def test_a_prediction_sends_the_groups_when_they_are_ready() -> None:
+def test_prediction_sends_groups_when_they_are_ready() -> None:
     """A link of nothing but latency, hidden behind backward until the last group: three exchanges, not four."""
     method, hosts = thinwire.parse_method("dgc"), 5
     latency_s = 0.01
@@ -66,7 +66,7 @@ def test_a_prediction_sends_the_groups_when_they_are_ready() -> None:
     assert one.nbytes == sum(plan.nbytes for plan in plans)
 
 
-def test_a_model_of_known_size_is_ready_from_its_last_tensor_on() -> None:
+def test_workload_of_known_size_is_ready_from_its_last_tensor_on() -> None:
     """So that its groups become ready on the way, as those of a real model do, and not all at the end."""
     work = Workload.of_size(25_600_000, 0.2)
     buckets = [bucket.rows for bucket in work.buckets]
@@ -75,7 +75,7 @@ def test_a_model_of_known_size_is_ready_from_its_last_tensor_on() -> None:
     assert [place for _, place in found] == list(range(len(buckets))) and len(buckets) > 3
 
 
-def test_a_rehearsal_of_cut_tensors_keeps_the_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rehearsal_of_cut_tensors_keeps_the_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups are found before tensors are cut to a share: cut, all of them would fit into one."""
     method, seen = thinwire.parse_method("dgc"), []
 
@@ -119,6 +119,6 @@ def planned_and_exchanged(group: dist.ProcessGroup) -> tuple[list[Any], list[Any
         regroup.FIRST_NBYTES, regroup.LATER_NBYTES = kept
 
 
-def test_what_is_planned_is_what_is_exchanged(cluster: Any) -> None:
+def test_planned_exchanges_are_those_that_happen(cluster: Any) -> None:
     for planned, exchanged in cluster.run(planned_and_exchanged, 2):
         assert sorted(planned) == sorted(exchanged) and len(planned) == 3

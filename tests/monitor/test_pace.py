@@ -11,7 +11,7 @@ from thinwire.transport import ThreadNet, ThreadWorld
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
-def test_every_rank_meets_both_neighbours(size: int) -> None:
+def test_pacer_lets_every_rank_meet_both_neighbours(size: int) -> None:
     met: list[set[int]] = [set() for _ in range(size)]
     for peers in _rounds(size):
         assert all(peers[peer] == rank for rank, peer in peers.items())
@@ -20,7 +20,7 @@ def test_every_rank_meets_both_neighbours(size: int) -> None:
     assert met == [{(rank - 1) % size, (rank + 1) % size} for rank in range(size)]
 
 
-def test_who_stands_out() -> None:
+def test_pace_names_who_stands_out() -> None:
     assert Pace().slowest is None and Pace((1.0,), 2.0).slowest is None
     assert Pace((1.0, 1.1, 0.9), 10.0).slowest is None  # nobody
     rank, why = Pace((5.0, 0.2, 5.1), 10.0).slowest or (None, "")
@@ -29,6 +29,11 @@ def test_who_stands_out() -> None:
     assert rank == 2 and "link" in why and "4096 bytes" in why
     assert Pace((5.0, 5.0, 5.1), 10.0, (0.0001, 0.0001, 0.0009), 4096).slowest is None  # fast enough
     assert Pace((5.0, 5.1), 10.0, (0.09, 0.09), 4096).slowest is None  # a link has two ends
+
+
+def test_pace_of_two_ranks_that_run_in_turn_is_no_alarm() -> None:
+    assert Pace((0.12, 0.22), 0.38).slowest is None  # 2 ms a step
+    assert Pace((0.12, 1.22), 2.38).slowest is not None  # 22 ms a step
 
 
 class _SlowLink(ThreadNet):
@@ -40,7 +45,7 @@ class _SlowLink(ThreadNet):
         return super().swap(peer, frame)
 
 
-def test_a_slow_link_is_found_and_counts_as_no_frame() -> None:
+def test_pacer_finds_a_slow_link_and_counts_as_no_frame() -> None:
     def work(net: ThreadNet) -> tuple[Pace, int, int]:
         slow, pacer = _SlowLink(net.world, net.rank), StragglerMonitor()
         slow.traffic.handed = 7

@@ -34,7 +34,7 @@ def _hook() -> None:
     user_warning.warn_user("a sentence")
 
 
-def test_the_nearest_line_outside_of_torch_and_thinwire_is_named() -> None:
+def test_warning_names_the_nearest_line_outside_of_torch_and_thinwire() -> None:
     in_torch = called_from(INSIDE_TORCH, called_from(INSIDE_TORCH, called_from(INSIDE_THINWIRE, _hook)))
     one = told(in_torch)
     assert one.filename == __file__
@@ -42,7 +42,7 @@ def test_the_nearest_line_outside_of_torch_and_thinwire_is_named() -> None:
     assert lines[one.lineno - 1].strip() == "act()", "the call that led into torch"
 
 
-def test_without_such_a_line_the_hook_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_without_such_a_line_names_the_hook_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a backward pass that torch runs in a thread of its own."""
     monkeypatch.setattr(user_warning, "_NOT_THE_USERS", ("",))
     assert told(called_from(INSIDE_TORCH, called_from(INSIDE_THINWIRE, _hook))).filename == __file__

@@ -49,7 +49,7 @@ class SlowNet(ThreadNet):
         super().all_reduce(tensor, largest)
 
 
-def test_a_rehearsal_finds_how_much_longer_than_planned_the_wire_takes() -> None:
+def test_rehearsal_finds_how_much_longer_than_planned_the_wire_takes() -> None:
     """The plan of dense on 2 ranks: 2 rounds and 4 bytes an element over each link, together 0.02 s here."""
     numel = sum(shape.numel() for _, _, shape in ROWS)
     link = Link(0.0, 0.02 / (4 * numel))
@@ -60,7 +60,7 @@ def test_a_rehearsal_finds_how_much_longer_than_planned_the_wire_takes() -> None
     assert 2.5 <= costs[0].wire < 4.0 and 0.0 < costs[0].computing_s(0) < 0.05
 
 
-def test_of_a_long_exchange_a_share_is_rehearsed() -> None:
+def test_rehearsal_of_a_long_exchange_is_of_a_share() -> None:
     """Planned 20 s: a tenth of it is sent, and what that took counts for the whole."""
     numel = sum(shape.numel() for _, _, shape in ROWS)
     link = Link(0.0, 20.0 / (4 * numel))
@@ -76,9 +76,7 @@ def test_of_a_long_exchange_a_share_is_rehearsed() -> None:
 
 
 @pytest.mark.parametrize("spec", ["dgc:density=0.01", "gtopk:density=0.001,momentum_correction=false"])
-def test_a_rehearsal_is_no_worse_to_a_carried_threshold_than_training(
-    spec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rehearsal_is_no_worse_to_a_carried_threshold_than_training(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that has to search the whole gradient takes several times as long: the timed ones do not."""
     seen: list[tuple[int | None, int]] = []
     update = _Carried.update
@@ -113,7 +111,7 @@ def test_cutting_leaves_the_same_tensors_to_the_compressor() -> None:
 
 
 @pytest.mark.parametrize(("beside_s", "wanted"), [(0.0, 1.0), (0.1, 0.0)])
-def test_overlap_is_what_a_step_beside_does_not_notice(
+def test_transfer_overlaps_by_what_a_step_beside_does_not_notice(
     beside_s: float, wanted: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of 0.2 s and a transfer of 0.1 s: together 0.2 s where they do not meet, 0.3 s where they share a core."""
@@ -125,14 +123,14 @@ def test_overlap_is_what_a_step_beside_does_not_notice(
     assert transfer.overlap(0.2) == pytest.approx(wanted)
 
 
-def test_a_free_link_overlaps_wholly() -> None:
+def test_transfer_on_a_free_link_overlaps_wholly() -> None:
     transfer = Transfer(ThreadNet(ThreadWorld(1), 0), Link(0.0, 0.0), 0.1)
     transfer.alone()
     transfer.beside(lambda: None)
     assert transfer.overlap(0.2) == 1.0
 
 
-def test_a_step_is_timed_with_its_gradients_and_leaves_no_hook() -> None:
+def test_measured_step_has_its_gradients_and_leaves_no_hook() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
     calls = []
 
@@ -145,7 +143,7 @@ def test_a_step_is_timed_with_its_gradients_and_leaves_no_hook() -> None:
     assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
 
 
-def test_a_step_that_fails_leaves_no_hook() -> None:
+def test_measured_step_that_fails_leaves_no_hook() -> None:
     model = nn.Linear(8, 2)
 
     def step() -> None:
@@ -168,7 +166,7 @@ def measures(group: Any) -> tuple[Any, int]:
     return found, net.traffic.handed
 
 
-def test_real_ranks_measure_the_same_profile_and_count_none_of_it(cluster: Cluster) -> None:
+def test_profile_of_real_ranks_is_the_same_and_counts_no_bytes(cluster: Cluster) -> None:
     (first, handed), (second, _), (third, _) = cluster.run(measures, 3)
     assert first == second == third and handed == 0
     assert first.hosts == 3 and first.work.numel == 64 * 256 + 256 + 2570 and first.link.beta_s_per_byte > 0
@@ -183,6 +181,6 @@ def test_real_ranks_measure_the_same_profile_and_count_none_of_it(cluster: Clust
     assert first.costs["noop"].wire == 1.0
 
 
-def test_only_gathered_frames_grow_with_the_model() -> None:
+def test_frames_grow_with_the_model_where_they_are_gathered() -> None:
     grow = {spec for spec in thinwire.METHODS if frames_grow(thinwire.parse_method(spec))}
     assert grow == {"dgc", "gtopk", "dropping"}

@@ -38,7 +38,7 @@ class ShapedNet(ThreadNet):
 
 
 @pytest.mark.parametrize(("alpha_s", "beta"), [(0.002, 8 / 100e6), (0.004, 8 / 20e6)])
-def test_a_known_link_is_found_behind_its_burst(alpha_s: float, beta: float) -> None:
+def test_measure_link_finds_a_known_link_behind_its_burst(alpha_s: float, beta: float) -> None:
     links = ThreadWorld(3).run(lambda net: measure_link(ShapedNet(net, alpha_s, beta)))
     assert links[0] == links[1] == links[2]
     assert links[0].beta_s_per_byte == pytest.approx(beta, rel=0.3)
@@ -50,7 +50,7 @@ def probe(group: Any) -> tuple[Link, int, int]:
     return measure_link(net), net.traffic.handed + net.traffic.sent, net.traffic.overhead
 
 
-def test_real_ranks_agree_and_the_ratio_is_untouched(cluster: Cluster) -> None:
+def test_measure_link_agrees_on_real_ranks_and_leaves_the_ratio_alone(cluster: Cluster) -> None:
     for size in (2, 3):
         results = cluster.run(probe, size)
         assert all(link == results[0][0] for link, _, _ in results)
@@ -58,7 +58,7 @@ def test_real_ranks_agree_and_the_ratio_is_untouched(cluster: Cluster) -> None:
         assert all(counted == 0 and overhead > 0 for _, counted, overhead in results)
 
 
-def test_what_is_aside_stays_out_of_the_ratio_when_it_fails() -> None:
+def test_aside_stays_out_of_the_ratio_when_it_fails() -> None:
     net = ThreadNet(ThreadWorld(1), 0)
     net.traffic.handed = 7
     with pytest.raises(ZeroDivisionError), overhead(net):
@@ -67,12 +67,12 @@ def test_what_is_aside_stays_out_of_the_ratio_when_it_fails() -> None:
     assert (net.traffic.handed, net.traffic.seconds) == (7, 0.0)
 
 
-def test_a_group_of_one_has_a_free_link() -> None:
+def test_link_of_a_group_of_one_is_free() -> None:
     link = ThreadWorld(1).run(measure_link)[0]
     assert link == Link(0.0, 0.0) and link.seconds(1e9, 5) == 0.0 and link.rate_bits == float("inf")
 
 
-def test_a_link_reads_well() -> None:
+def test_link_reads_well() -> None:
     assert str(Link(0.001, 8e-9)) == "1 ms a round, 1 Gb/s"
     assert str(Link(0.0, 8 / 250e3)) == "0 ms a round, 250 kb/s"
     assert Link(0.5, 2.0).seconds(10, 3) == 21.5

@@ -1,4 +1,4 @@
-"""Guards: replicas that differ are found and named; a training that runs away is noticed, and led back."""
+"""A training that runs away is noticed, and led back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from workers import Run, Training, noise, own_part
 import thinwire
 from thinwire.engine.context import Probe
 from thinwire.monitor.health import Guard
-from thinwire.monitor.replicas import hashes
 from thinwire.transport import ThreadNet, ThreadWorld
 
 
@@ -68,7 +67,7 @@ def diverging(group: dist.ProcessGroup, guard: str | None) -> dict[str, Any]:
     return descend(group, "gtopk:density=0.0005", 0.5, 420, guard=guard, guard_every=2)
 
 
-def test_a_run_that_diverges_is_warned_of_and_densified_until_it_settles(cluster: Cluster) -> None:
+def test_guard_warns_of_a_run_that_diverges_and_densifies_until_it_settles(cluster: Cluster) -> None:
     free, warned, led = (cluster.run(diverging, 2, guard) for guard in (None, "warn", "densify"))
     for one in free:
         assert one["losses"][-1] > 1e3 * one["losses"][0] and not one["said"]
@@ -109,7 +108,7 @@ def healthy(group: dist.ProcessGroup, guard: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("guard", ["warn", "densify"])
-def test_a_healthy_run_never_warns(cluster: Cluster, guard: str) -> None:
+def test_guard_never_warns_of_a_healthy_run(cluster: Cluster, guard: str) -> None:
     """Residuals fill up, gradients shrink under them and are noisy at the end: none of that is a runaway."""
     for said in cluster.run(healthy, 2, guard):
         assert not any(said), said
@@ -145,11 +144,11 @@ def measured(group: dist.ProcessGroup) -> None:
         training.wire.detach()
 
 
-def test_the_numbers_are_those_of_the_definitions(cluster: Cluster) -> None:
+def test_guard_measures_the_numbers_of_the_definitions(cluster: Cluster) -> None:
     cluster.run(measured, 3)
 
 
-def test_single_large_gradients_and_a_converging_run_are_no_runaway() -> None:
+def test_guard_takes_neither_spikes_nor_convergence_for_a_runaway() -> None:
     def verdicts(gradients: list[float], residuals: list[float]) -> list[int]:
         def watch(net: ThreadNet) -> list[int]:
             guard, found = Guard("warn", 1), []
@@ -178,84 +177,6 @@ def test_single_large_gradients_and_a_converging_run_are_no_runaway() -> None:
     assert verdicts(slow, slow)[-1] > 0, "slow growth is growth too"
 
 
-# --------------------------------------------------------------------------------------------------------- replicas
-
-
-def flipped(group: dist.ProcessGroup, method: str, options: dict[str, Any]) -> tuple[int, str, int]:
-    """One bit of one element is flipped on one rank: the step at which that is found, and what is said."""
-    rank = dist.get_rank(group)
-    module = workers.Dot()
-    module.c.requires_grad_(False)
-    module.narrow = torch.nn.Parameter(torch.ones(7, dtype=torch.bfloat16))  # an odd number of 16-bit words
-    shapes = {**workers.SHAPES, "narrow": (7,)}
-    model = DDP(module, process_group=group)
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.01)
-    wire = thinwire.attach(model, optimizer, method, check_replicas_every=3, **options)
-    found = (-1, "")
-    for step in range(8):
-        optimizer.zero_grad()
-        model(workers.pulls(rank, step, shapes)).backward()
-        if step == 3 and rank == 1:
-            with torch.no_grad():
-                for name, place in (("c", 1234), ("narrow", 6)):
-                    module.get_parameter(name).view(-1)[place : place + 1].view(torch.uint8)[0] ^= 1
-        try:
-            optimizer.step()
-        except thinwire.ReplicaError as error:
-            found = (step, str(error))
-            break
-    handed = wire.stats.frame_bytes
-    wire.detach()
-    return (*found, handed)
-
-
-@pytest.mark.parametrize("method", ["dgc:density=0.02", "terngrad:dense_below=0", "dense"])
-def test_a_flipped_bit_is_found_by_all_ranks_and_named(cluster: Cluster, method: str) -> None:
-    answers = cluster.run(flipped, 3, method, {})
-    assert len({answer[:2] for answer in answers}) == 1
-    step, sentence, _ = answers[0]
-    assert step == 5 and "after optimizer step 6 in 2 of 6 parameters" in sentence
-    assert "'c' (rank 1 against ranks 0, 2)" in sentence and "'narrow' (rank 1" in sentence and "\n" not in sentence
-
-
-def unharmed(group: dist.ProcessGroup) -> list[tuple[int, int]]:
-    """Bytes with and without the check, of runs in which nothing is wrong."""
-    found = []
-    methods = [("heavy", "dgc:density=0.02"), ("adam", "dropping:density=0.02,local=sum,sync_every=2")]
-    for optimizer, method in [*methods, ("nesterov", "blocksign:dense_below=1")]:
-        sent = []
-        for every in (None, 2):
-            training = Training(group, Run(None, optimizer))
-            training.wire = thinwire.attach(training.model, training.optimizer, method, check_replicas_every=every)
-            for step in range(8):
-                training.step(step)
-            sent.append(training.wire.stats)
-            training.wire.detach()
-        assert (sent[0].frame_bytes, sent[0].bytes_sent) == (sent[1].frame_bytes, sent[1].bytes_sent)
-        found.append((sent[1].bytes_aside - sent[0].bytes_aside, sent[1].steps))
-    return found
-
-
-def test_equal_replicas_cost_8_bytes_a_rank_and_drifting_ones_are_looked_at_when_they_were_averaged(
-    cluster: Cluster,
-) -> None:
-    for found in cluster.run(unharmed, 3):
-        assert found == [(4 * 8 * 2, 8)] * 3  # four checks, 8 bytes to each of the two others
-
-
-def test_every_bit_of_every_dtype_counts() -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        tensor = noise((5, 3), 0, 0, "x").to(dtype)
-        known = {int(hashes([tensor])[0])}
-        as_bytes = tensor.view(-1).view(torch.uint8)
-        for place in range(as_bytes.numel()):
-            for bit in range(8):
-                as_bytes[place] ^= 1 << bit
-                known.add(int(hashes([tensor])[0]))
-                as_bytes[place] ^= 1 << bit
-        assert len(known) == 1 + 8 * as_bytes.numel()
-
-
 def refused(group: dist.ProcessGroup) -> list[str]:
     sentences = []
     for method, options in (
@@ -278,7 +199,7 @@ def refused(group: dist.ProcessGroup) -> list[str]:
     return sentences
 
 
-def test_what_cannot_be_watched_is_refused_with_a_sentence(cluster: Cluster) -> None:
+def test_guard_and_replica_check_refuse_what_cannot_be_watched(cluster: Cluster) -> None:
     words = ["goes its own way", "check_replicas_every must be", "guard must be", "guard_every must be",
              'guard="densify" needs a method with', "ranks differ in guard", "goes its own way", "terngrad",
              "density"]  # fmt: skip

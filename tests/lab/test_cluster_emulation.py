@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from thinwire import cli
 from thinwire.lab import emulation
@@ -24,7 +25,6 @@ from thinwire.lab.emulation import keeper, network
 REASON = emulation.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no clusters here: {REASON}")
 
-ROOT = Path(__file__).resolve().parents[1]
 PYTHON = sys.executable
 
 # Host 1 sends so many bytes to host 0, which asks for them and prints how long they took.

@@ -15,6 +15,7 @@ import pytest
 import torch
 from cluster import Cluster
 from data_folders import small
+from paths import ROOT
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +25,6 @@ from thinwire.lab.recipes import RECIPES, MissingData
 from thinwire.lab.recipes.base import samples_in
 from thinwire.lab.recipes.data import an4, multi30k, words
 
-ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 NEED_DATA = [name for name, recipe in RECIPES.items() if recipe.needs_data]
 # The same code with a larger model: what trains `ptb-lstm` and `cifar10-resnet20` trains these.
@@ -64,13 +64,13 @@ def test_recipes_describe_themselves() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in LARGE])
-def test_what_a_recipes_method_leaves_dense_is_there(name: str, folder: Path) -> None:
+def test_recipes_method_excludes_parameters_that_are_there(name: str, folder: Path) -> None:
     names = [name for name, _ in small(name, folder).model().named_parameters()]
     thinwire.parse_method(RECIPES[name].default_method).check_exclude(names)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_workers_share_what_one_would_see(name: str, folder: Path) -> None:
+def test_recipe_shares_among_workers_what_one_would_see(name: str, folder: Path) -> None:
     recipe = small(name, folder)
     assert recipe.num_batches(1) == recipe.num_batches(2) >= 2
     whole = samples(recipe.train_batches(1, seed=3, rank=0, world=1), 2)
@@ -87,7 +87,7 @@ def test_workers_share_what_one_would_see(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in LARGE])
-def test_the_mean_over_workers_is_the_gradient_of_the_global_batch(name: str, folder: Path) -> None:
+def test_recipe_gives_workers_the_mean_gradient_of_the_global_batch(name: str, folder: Path) -> None:
     recipe = small(name, folder, batch_size=2)
     torch.manual_seed(1)
     model = recipe.model().eval()  # no dropout, no statistics of a batch
@@ -112,7 +112,7 @@ def test_the_mean_over_workers_is_the_gradient_of_the_global_batch(name: str, fo
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in LARGE])
 @torch.no_grad()
-def test_any_number_of_workers_judges_alike(name: str, folder: Path) -> None:
+def test_recipe_judges_alike_with_any_number_of_workers(name: str, folder: Path) -> None:
     recipe = small(name, folder)
     torch.manual_seed(2)
     model = recipe.model().eval()
@@ -132,7 +132,7 @@ def test_any_number_of_workers_judges_alike(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in LARGE])
-def test_optimizer_and_schedule_cover_a_run(name: str, folder: Path) -> None:
+def test_recipe_optimizer_and_schedule_cover_a_run(name: str, folder: Path) -> None:
     recipe = small(name, folder)
     parameter = nn.Parameter(torch.ones(3))
     optimizer = recipe.optimizer([parameter], lr_factor=0.5)
@@ -152,14 +152,14 @@ def test_optimizer_and_schedule_cover_a_run(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NEED_DATA)
-def test_missing_data_is_answered_with_what_is_expected_where(name: str, tmp_path: Path) -> None:
+def test_recipe_without_data_says_what_is_expected_where(name: str, tmp_path: Path) -> None:
     for data, said in ((None, "--data DIR"), (tmp_path, str(tmp_path))):
         with pytest.raises(MissingData, match="get it: ") as caught:
             RECIPES[name](data)
         assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_damaged_data_is_named(tmp_path: Path) -> None:
+def test_recipe_names_damaged_data(tmp_path: Path) -> None:
     folder = data_folders.write_all(tmp_path)
     for name, path, content in (
         ("cifar10-resnet20", "cifar-10-batches-bin/data_batch_3.bin", b"x" * 100),
@@ -174,7 +174,7 @@ def test_damaged_data_is_named(tmp_path: Path) -> None:
         assert Path(path).name in str(caught.value)
 
 
-def test_settings_are_checked() -> None:
+def test_recipe_checks_its_settings() -> None:
     recipe = RECIPES["shakespeare"]()
     recipe.set("batch_size", "64")
     recipe.set("momentum", "0")
@@ -237,7 +237,7 @@ print(json.dumps([data, "sacrebleu" in sys.modules]))
 # ---- clipping
 
 
-def test_clipping_happens_before_accumulation_or_on_the_mean_gradient() -> None:
+def test_recipe_clips_before_accumulation_or_the_mean_gradient() -> None:
     recipe = RECIPES["shakespeare"]()
     assert recipe.clip_norm == 0.5
     dgc = recipe.adapted(thinwire.parse_method("dgc:density=0.01"))
@@ -300,7 +300,7 @@ def test_shakespeare_learns_on_two_ranks(cluster: Cluster, spec: str) -> None:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real data in {SHARED}")
-def test_real_files_have_the_known_sizes(tmp_path: Path) -> None:
+def test_recipe_reads_real_files_of_the_known_sizes(tmp_path: Path) -> None:
     sets = ["ptb", "multi30k", "an4", "mnist"]
     subprocess.run(
         [sys.executable, SHARED / "unpack.py", tmp_path, *sets], check=True, capture_output=True, timeout=120

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import claims
 import pytest
+from paths import ROOT
 
 import thinwire
 from thinwire.lab.bench import cluster
 from thinwire.lab.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import claims  # noqa: E402
 
-
-def test_they_are_what_the_documentation_says() -> None:
+def test_paper_settings_are_what_the_documentation_says() -> None:
     paper = thinwire.DGC(density=0.001, scope="tensor", values="fp32", factor_masking=True)
     assert thinwire.parse_method(PAPER_DGC) == paper
     assert thinwire.parse_method(PAPER_GTOPK) == thinwire.GTopK(density=0.001, momentum_correction=False)
@@ -27,7 +23,7 @@ def test_they_are_what_the_documentation_says() -> None:
     assert all(f"`{spec}`" in readme for spec in (PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD, PAPER_BLOCKSIGN))
 
 
-def test_benchmarks_and_claims_use_them() -> None:
+def test_paper_settings_are_used_by_benchmarks_and_claims() -> None:
     assert {PAPER_DGC, PAPER_GTOPK} < set(cluster.METHODS)
     paper = replace(thinwire.parse_method(PAPER_DGC), warmup=388)  # type: ignore[call-arg]
     assert thinwire.parse_method(claims.RUNS["r20-direct-dgc-s0"].split()[-3]) == paper
@@ -40,7 +36,7 @@ def test_benchmarks_and_claims_use_them() -> None:
 
 
 @pytest.mark.parametrize("folder", ["thinwire", "benchmarks", "docs", "examples"])
-def test_nobody_writes_them_out_again(folder: str) -> None:
+def test_paper_settings_are_written_out_nowhere_else(folder: str) -> None:
     files = [path for path in (ROOT / folder).rglob("*.py") if path.name != "paper_settings.py"]
     assert files
     for path in files:

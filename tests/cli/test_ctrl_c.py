@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-from thinwire.starting import LAUNCHER, LOCAL, is_silent
-
-ROOT = Path(__file__).parents[1]
+from thinwire.starting import LAUNCHER, LOCAL, _is_command, is_silent
 
 # Python runs this first: the process gets its signal at the moment it begins to import a module.
 SIGNAL_AT_IMPORT = """
@@ -53,7 +52,7 @@ def test_ctrl_c_while_the_command_imports_is_one_line(started: Path, at: str) ->
     assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
 
 
-def test_the_installed_script_ends_alike_and_one_rank_speaks(started: Path) -> None:
+def test_ctrl_c_ends_the_installed_script_alike_and_one_rank_speaks(started: Path) -> None:
     script = str(started / "bin" / "thinwire")
     done = run(started, "torch", script, "info")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
@@ -61,10 +60,10 @@ def test_the_installed_script_ends_alike_and_one_rank_speaks(started: Path) -> N
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_a_script_that_imports_the_library_keeps_its_own_ctrl_c(started: Path) -> None:
-    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    assert run(started, "nothing", "-c", f"import thinwire.cli; thinwire.attach; {code}").stdout == "True\n"
-    done = run(started, "torch", "-c", "import thinwire; thinwire.attach")
+def test_ctrl_c_stays_the_script_s_own_where_it_imports_the_library(started: Path) -> None:
+    code = "import signal, thinwire; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert run(started, "nothing", "-c", code).stdout == "True\n"
+    done = run(started, "torch", "-c", "import thinwire")
     assert "KeyboardInterrupt" in done.stderr
 
 
@@ -73,7 +72,7 @@ def test_a_script_that_imports_the_library_keeps_its_own_ctrl_c(started: Path) -
     ({"RANK": ""}, False), ({"WORLD_SIZE": "-2"}, False), ({"MASTER_PORT": "any"}, False),
     ({"LOCAL_RANK": "-1"}, False), *(({name: None}, False) for name in LAUNCHER),
 ])  # fmt: skip
-def test_only_a_rank_that_a_launcher_started_leaves_it_to_rank_0(
+def test_ctrl_c_is_silent_on_ranks_that_a_launcher_started(
     changed: dict[str, str | None], silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host0", "MASTER_PORT": "29500"}
@@ -83,3 +82,13 @@ def test_only_a_rank_that_a_launcher_started_leaves_it_to_rank_0(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert is_silent() is silent
+
+
+@pytest.mark.parametrize(("line", "is_it"), [
+    ("python -m thinwire train", True), ("python -u -X dev -m thinwire", True), ("python /a/bin/thinwire info", True),
+    ("python -W error /a/bin/thinwire", True), ("python train.py -m thinwire", False), ("python -m pytest", False),
+    ("python -m thinwire.lab.bench.cluster_worker", False), ("python", False), ("python -c thinwire", False),
+    ("python -m torch.distributed.run -m thinwire", False), ("python /thinwire/train.py", False),
+])  # fmt: skip
+def test_command_line_is_told_from_scripts(line: str, is_it: bool) -> None:
+    assert _is_command(line.split()) is is_it

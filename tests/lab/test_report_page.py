@@ -64,7 +64,7 @@ def colour(web: Browser, selector: str = "body", name: str = "backgroundColor") 
     return sum(map(int, re.findall(r"\d+", text)[:3])) // 3
 
 
-def test_charts_carry_the_data_and_nothing_complains(web: Browser, report: Path) -> None:
+def test_page_charts_carry_the_data_and_nothing_complains(web: Browser, report: Path) -> None:
     web.open(report)
     assert web.errors == [] and web.requests == [report.as_uri()]
     data = web.js("data")
@@ -92,7 +92,7 @@ def test_charts_carry_the_data_and_nothing_complains(web: Browser, report: Path)
     assert "-0" not in web.js("[...document.querySelectorAll('figure text')].map((t) => t.textContent)")
 
 
-def test_smoothing_shows_what_was_logged_and_can_be_turned_off(web: Browser, report: Path) -> None:
+def test_page_smoothing_shows_what_was_logged_and_can_be_turned_off(web: Browser, report: Path) -> None:
     web.open(report)
     raw = pixels(web, "digits-loss-step", "dense", "raw")
     assert pixels(web, "digits-loss-step", "dense") != raw
@@ -103,7 +103,7 @@ def test_smoothing_shows_what_was_logged_and_can_be_turned_off(web: Browser, rep
     assert web.js("document.querySelector('#digits-loss-step path.raw')") is None
 
 
-def test_the_pointer_shows_values(web: Browser, report: Path) -> None:
+def test_page_pointer_shows_values(web: Browser, report: Path) -> None:
     web.open(report)
     web.js("document.getElementById('digits-metric-step').scrollIntoView({block: 'center'})")
     box = web.box("#digits-metric-step svg")
@@ -129,7 +129,7 @@ def test_the_pointer_shows_values(web: Browser, report: Path) -> None:
     assert web.errors == []
 
 
-def test_the_legend_toggles_a_method_everywhere(web: Browser, report: Path) -> None:
+def test_page_legend_toggles_a_method_everywhere(web: Browser, report: Path) -> None:
     web.open(report)
     own = "figure g[data-method=terngrad], tr[data-method=terngrad]:not([hidden])"
     counted = f"document.querySelectorAll('{own}').length"
@@ -147,7 +147,7 @@ def test_the_legend_toggles_a_method_everywhere(web: Browser, report: Path) -> N
     assert web.errors == []
 
 
-def test_light_and_dark(web: Browser, report: Path) -> None:
+def test_page_has_light_and_dark_colours(web: Browser, report: Path) -> None:
     web.open(report)
     assert colour(web) > 230 and colour(web, "body", "color") < 60
     web.click("#theme")
@@ -162,7 +162,7 @@ def test_light_and_dark(web: Browser, report: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1600])
-def test_no_width_scrolls_sideways(web: Browser, report: Path, width: int) -> None:
+def test_page_of_no_width_scrolls_sideways(web: Browser, report: Path, width: int) -> None:
     web.open(report, width, 780)
     assert web.js("document.documentElement.scrollWidth") == width
     outside = """[...document.querySelectorAll('main *')]
@@ -173,7 +173,7 @@ def test_no_width_scrolls_sideways(web: Browser, report: Path, width: int) -> No
     assert smallest > 0.95  # text in charts keeps its size
 
 
-def test_print(web: Browser, report: Path) -> None:
+def test_page_prints_without_buttons(web: Browser, report: Path) -> None:
     web.open(report, 794, 1100, media="print")
     assert (
         web.js(
@@ -186,7 +186,7 @@ def test_print(web: Browser, report: Path) -> None:
     assert web.pdf().startswith(b"%PDF") and web.errors == []
 
 
-def test_charts_can_be_saved_for_papers(web: Browser, report: Path) -> None:
+def test_page_charts_can_be_saved_for_papers(web: Browser, report: Path) -> None:
     web.open(report, dark=True)
     for figure in web.js("figures.map((figure) => figure.id)"):
         text = web.js(f"figures.find((figure) => figure.id === '{figure}').export().text")
@@ -208,7 +208,7 @@ def test_charts_can_be_saved_for_papers(web: Browser, report: Path) -> None:
     assert web.errors == []
 
 
-def test_tables_sort(web: Browser, report: Path) -> None:
+def test_page_tables_sort(web: Browser, report: Path) -> None:
     web.open(report)
     order = "[...document.querySelectorAll('#digits-table tbody tr')].map((row) => row.dataset.method)"
     heads = web.js("[...document.querySelectorAll('#digits-table th')].map((head) => head.textContent)")
@@ -219,7 +219,7 @@ def test_tables_sort(web: Browser, report: Path) -> None:
     assert web.js(order) == ["dense", "terngrad", SPECS[1], "noop"]
 
 
-def test_what_it_takes_to_reach_a_value(web: Browser, report: Path) -> None:
+def test_page_says_what_it_takes_to_reach_a_value(web: Browser, report: Path) -> None:
     web.open(report)
     epochs = {one["method"]: one["epochs"] for one in web.js("data.sections[0].series")}
     cells = (
@@ -234,7 +234,7 @@ def test_what_it_takes_to_reach_a_value(web: Browser, report: Path) -> None:
     assert "97 % accuracy" in web.js("document.querySelector('#digits-target').innerText")
 
 
-def test_hostile_names_stay_text(web: Browser, tmp_path: Path) -> None:
+def test_page_keeps_hostile_names_as_text(web: Browser, tmp_path: Path) -> None:
     evil = "dgc</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"\\"
     folder = write_run(tmp_path / "<b>run", [evil, "dense"], recipe="<i>x")
     assert (
@@ -247,7 +247,7 @@ def test_hostile_names_stay_text(web: Browser, tmp_path: Path) -> None:
     assert web.js("document.querySelectorAll('main img, h2 i, td b b, script:not(#data, :last-of-type)').length") == 0
 
 
-def test_many_methods_look_different_and_odd_runs_are_drawn(web: Browser, tmp_path: Path) -> None:
+def test_page_draws_many_methods_and_odd_runs(web: Browser, tmp_path: Path) -> None:
     specs = [f"dgc:density={2.0**-i}" for i in range(20)]
     folder = write_run(tmp_path / "a", specs, epochs=2, steps=False, finished=False)
     assert run(["report", str(folder), "--out", str(tmp_path / "r.html")]) == 0

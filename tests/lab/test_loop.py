@@ -105,7 +105,7 @@ def interrupted(group: Any, folder: str, spec: str, stop_at: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "stop_at"), [("dgc:density=0.1,warmup=3", 7), ("dropping:local=sum,sync_every=5", 12)]
 )
-def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
+def test_stopped_run_goes_on_as_if_it_had_not_stopped(
     cluster: Cluster, tmp_path: Path, spec: str, stop_at: int
 ) -> None:
     cluster.run(interrupted, 5, str(tmp_path), spec, stop_at)
@@ -136,5 +136,5 @@ def half_written(group: Any, folder: str) -> None:
         checkpoints.load(CPU)
 
 
-def test_a_checkpoint_is_written_by_all_ranks_or_by_none(cluster: Cluster, tmp_path: Path) -> None:
+def test_checkpoint_is_written_by_all_ranks_or_by_none(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(half_written, 5, str(tmp_path))

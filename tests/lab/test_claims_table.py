@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import pytest
-import report_inputs
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
 import claims_figures
 import claims_table
 import in_readme
+import pytest
+import report_inputs
 from claimed import CLAIMS, Claim, Row
 from claims import EARLIER, LATER, NOW, RUNS, STEEPLY, arguments_of, method_of
 from comparing import find
 from kept_runs import keep, write_folder
+from paths import ROOT
 
 from thinwire.lab.peers import parse as parse_peer
 from thinwire.lab.report import inputs
 
-REPOSITORY = Path(__file__).parents[1]
 DGC = "dgc:density=0.001,warmup=80"
 CLAIM = Claim("DGC keeps accuracy", "digits-s*::dense", (Row("DGC 0.1 %", "like dense", "digits-s*::dgc*"),))
 
@@ -44,7 +40,7 @@ def outcome(results: Path, seed: int, spec: str) -> dict[str, float]:
     return next(run for run in runs if run["spec"] == spec)
 
 
-def test_a_table_says_what_the_runs_came_to(results: Path) -> None:
+def test_claims_table_says_what_the_runs_came_to(results: Path) -> None:
     title, _, heads, _, row = claims_table.table(CLAIM, results).strip().split("\n")
     assert title == "### DGC keeps accuracy" and heads.count("|") == row.count("|") == len(claims_table.HEADINGS) + 1
     ours, dense = ([outcome(results, seed, spec)["metric"] for seed in (0, 1)] for spec in (DGC, "dense"))
@@ -58,7 +54,7 @@ def test_a_table_says_what_the_runs_came_to(results: Path) -> None:
     assert fewer == f"{times:.0f}x" and "13.8 kB" in sent and (verdict, runs) == (claims_table.NOTHING, "`digits-s*`")
 
 
-def test_a_claim_holds_or_it_is_said_that_it_does_not(results: Path) -> None:
+def test_claims_table_says_whether_a_claim_holds(results: Path) -> None:
     ours, dense = ([outcome(results, seed, spec)["metric"] for seed in (0, 1)] for spec in (DGC, "dense"))
     lost = sum(dense) / 2 - sum(ours) / 2
     most = max(other - one for one, other in zip(ours, dense, strict=True))
@@ -81,14 +77,14 @@ def test_a_claim_holds_or_it_is_said_that_it_does_not(results: Path) -> None:
     assert alike == f"yes, {lost:.2f} behind `digits-s*::dense`"
 
 
-def test_a_run_is_compared_with_dense_of_its_own_seed(results: Path) -> None:
+def test_claims_table_compares_a_run_with_dense_of_its_own_seed(results: Path) -> None:
     row = Row("", "-", "digits-s1::dgc*", within=100.0)
     cells = claims_table.cells(Claim("x", "digits-s*::dense", (row,)), row, results)
     ours, dense = (outcome(results, 1, spec)["metric"] for spec in (DGC, "dense"))
     assert cells[3] == f"{dense:.2f} % (1)" and cells[4] == f"{ours - dense:+.2f} points"
 
 
-def test_what_was_taken_out_is_judged_against_the_whole(results: Path) -> None:
+def test_claims_table_judges_what_was_taken_out_against_the_whole(results: Path) -> None:
     lost = outcome(results, 0, "dense")["metric"] - outcome(results, 0, DGC)["metric"]
     for least, word, noise in (
         (lost - 0.01, "yes", ""),
@@ -99,7 +95,7 @@ def test_what_was_taken_out_is_judged_against_the_whole(results: Path) -> None:
         assert cells[5] == f"{word}, {lost:.2f} behind `digits-s*::dense`{noise}"
 
 
-def test_dense_bytes_are_those_of_as_many_workers(results: Path, tmp_path: Path) -> None:
+def test_claims_table_takes_dense_bytes_of_as_many_workers(results: Path, tmp_path: Path) -> None:
     """A ring all-reduce of the same gradient: 2 (N - 1) / N of it over every link."""
     run = json.loads((results / "digits-s0.json").read_text())
     workers = run["config"]["workers"]
@@ -113,7 +109,7 @@ def test_dense_bytes_are_those_of_as_many_workers(results: Path, tmp_path: Path)
     assert fewer == f"{times:.{0 if times >= 100 else 1}f}x"
 
 
-def test_what_is_kept_was_run_by_the_command_that_the_list_gives_today() -> None:
+def test_kept_runs_were_made_by_the_commands_of_the_list() -> None:
     typed = {**EARLIER, **LATER, **NOW}  # with the defaults of the time
     for path in sorted(claims_table.RESULTS.glob("*.json")):
         config = json.loads(path.read_text())["config"]
@@ -144,7 +140,7 @@ def test_kept_runs_are_thinned_and_still_make_a_report(results: Path, tmp_path: 
     assert read.epochs[DGC][-1]["metric"] == pytest.approx(outcome(results, 0, DGC)["metric"])
 
 
-def test_run_folders_name_methods_as_they_are_called_today(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_runs_name_methods_as_they_are_called_today(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A picture made of them would otherwise show a string that means something else by now."""
     kept = tmp_path / "kept"
     kept.mkdir()
@@ -155,7 +151,7 @@ def test_run_folders_name_methods_as_they_are_called_today(tmp_path: Path, capsy
     assert "scope=tensor" in method_of("r20-dgc-s0")
 
 
-def test_what_is_not_there_and_what_diverged_is_said(results: Path) -> None:
+def test_claims_table_says_what_is_not_there_and_what_diverged(results: Path) -> None:
     path = results / "digits-s1.json"
     run = json.loads(path.read_text())
     run["summary"]["runs"][0]["metric"] = None
@@ -176,36 +172,38 @@ def test_what_is_not_there_and_what_diverged_is_said(results: Path) -> None:
         keep(report_inputs.write_run(results / "going", ["dense"], finished=False), results)
 
 
-def test_every_claim_names_a_run_that_is_planned() -> None:
+def test_claims_name_runs_that_are_planned() -> None:
     for claim in CLAIMS:
         for row in claim.rows:
             for pattern in (row.runs, row.dense or claim.dense):
                 assert any(fnmatchcase(name, pattern) for name in RUNS), pattern
 
 
-def test_the_claims_can_be_printed_before_anything_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_claims_can_be_printed_before_anything_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     claims_table.main(["table", "--results", str(tmp_path)])
     out = capsys.readouterr().out
     assert out.count("### ") == len(CLAIMS) == out.count("Not run to the end yet")
     assert all(f"`{row.runs}`" in out for claim in CLAIMS for row in claim.rows)
 
 
-def test_the_docs_show_the_tables_that_the_kept_runs_make() -> None:
-    shown = (REPOSITORY / "docs" / "results.md").read_text()
+def test_claims_tables_of_the_docs_are_what_the_kept_runs_make() -> None:
+    shown = (ROOT / "docs" / "results.md").read_text()
     for claim in CLAIMS:
         assert claims_table.table(claim, claims_table.RESULTS) in shown, claim.title
-    assert in_readme.readme_table(claims_table.RESULTS) in (REPOSITORY / "README.md").read_text()
+    assert in_readme.readme_table(claims_table.RESULTS) in (ROOT / "README.md").read_text()
 
 
-def test_every_picture_of_the_docs_is_drawn_from_kept_runs() -> None:
-    shown = (REPOSITORY / "docs" / "results.md").read_text()
+def test_claims_pictures_of_the_docs_are_drawn_from_kept_runs() -> None:
+    shown = (ROOT / "docs" / "results.md").read_text()
     for name, _, runs in claims_figures.PICTURES:
         assert all(claims_figures.kept(run) for run in runs)
-        assert f"(figures/claims-{name}.svg)" in shown and (REPOSITORY / f"docs/figures/claims-{name}.svg").is_file()
+        assert f"(figures/claims-{name}.svg)" in shown and (ROOT / f"docs/figures/claims-{name}.svg").is_file()
     assert shown.count("(figures/claims-") == len(claims_figures.PICTURES)
 
 
-def test_readme_marks_what_is_further_behind_than_asked(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_table_of_the_readme_marks_what_is_further_behind_than_asked(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, dense = ([outcome(results, seed, spec)["metric"] for seed in (0, 1)] for spec in (DGC, "dense"))
     lost = sum(dense) / 2 - sum(ours) / 2
     lines = [

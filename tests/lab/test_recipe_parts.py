@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch
 from data_folders import small
 from torch import nn
 
-from thinwire.lab.recipes import RECIPES
+import thinwire
+from thinwire.lab.recipes import RECIPES, Digits
 from thinwire.lab.recipes.an4 import edit_distance, greedy_text
 from thinwire.lab.recipes.data import words
 from thinwire.lab.recipes.data.subwords import UNKNOWN, Subwords, learn, units
+from thinwire.lab.recipes.digits import shifted
+from thinwire.lab.recipes.histograms import GradientTap, histograms
 from thinwire.lab.recipes.images import cropped
 from thinwire.lab.recipes.models.bigru import BiGru
 from thinwire.lab.recipes.models.lstm_lm import LstmLanguageModel
@@ -22,11 +26,9 @@ from thinwire.lab.recipes.models.resnet_cifar import resnet
 from thinwire.lab.recipes.models.transformer_lm import TransformerLanguageModel
 from thinwire.lab.recipes.models.vgg_cifar import vgg16
 from thinwire.lab.recipes.translation import bleu, bleu_counts
+from thinwire.transport import ThreadNet, ThreadWorld
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-# ---- models
 
 
 def parameters(model: nn.Module) -> int:
@@ -43,7 +45,7 @@ def test_models_have_the_papers_sizes() -> None:
     assert round(large * 4 / 2**20, 2) == 194.68  # MiB: the gradient size in DGC's Table 2
 
 
-def test_a_language_model_is_causal() -> None:
+def test_language_model_is_causal() -> None:
     torch.manual_seed(0)
     model = TransformerLanguageModel(11, width=16, num_layers=2, num_heads=2, max_length=9, dropout=0.1).eval()
     tokens = torch.randint(0, 11, (2, 9))
@@ -84,9 +86,6 @@ def test_translators_decode_step_by_step_what_they_say_at_once(name: str, folder
     torch.testing.assert_close(model(wider, target), model(source, target), rtol=1e-3, atol=1e-4)
 
 
-# ---- parts
-
-
 def test_crops_and_flips_are_what_a_loop_would_do() -> None:
     torch.manual_seed(0)
     images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
@@ -100,7 +99,7 @@ def test_crops_and_flips_are_what_a_loop_would_do() -> None:
     assert found.is_contiguous()
 
 
-def test_a_recurrent_model_goes_on_where_it_was(folder: Path) -> None:
+def test_recurrent_model_goes_on_where_it_was(folder: Path) -> None:
     """Two windows, one after the other, are one window of twice the length; and a checkpoint between them holds."""
     recipe: Any = small("ptb-lstm", folder)
     torch.manual_seed(0)
@@ -176,3 +175,38 @@ def test_error_rate_by_hand() -> None:
     assert edit_distance("kitten", "sitting") == 3
     space, apostrophe, a, b = 1, 2, 3, 4
     assert greedy_text([0, a, a, 0, a, b, b, 0, space, 0, apostrophe]) == "AAB '"
+
+
+def test_digits_are_all_there_and_split_for_good() -> None:
+    recipe = Digits()
+    assert (len(recipe.y_train), len(recipe.y_test)) == (1197, 600)
+    assert sorted(torch.cat([recipe.y_train, recipe.y_test]).bincount().tolist()) == sorted(
+        [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    )
+    train = {image.numpy().tobytes() for image in recipe.x_train}
+    assert not any(image.numpy().tobytes() in train for image in recipe.x_test)
+
+
+def test_shifts_move_whole_pixels() -> None:
+    x = torch.rand(3, 1, 8, 8)
+    moved = shifted(x, torch.tensor([[0, 0], [1, 0], [0, -1]]))
+    assert torch.equal(moved[0], x[0])
+    assert torch.equal(moved[1, 0, :-1], x[1, 0, 1:]) and not moved[1, 0, -1].any()
+    assert torch.equal(moved[2, 0, :, 1:], x[2, 0, :, :-1]) and not moved[2, 0, :, 0].any()
+
+
+def test_learning_rate_factors_name_methods() -> None:
+    for recipe in RECIPES.values():
+        factors: Mapping[str, float] = recipe.lr_factors
+        assert set(factors) <= set(thinwire.METHODS)
+
+
+def test_histograms_of_a_model_without_ternary_tensors() -> None:
+    def work(net: ThreadNet) -> set[str]:
+        module = nn.Linear(8, 4)
+        tap = GradientTap(module)
+        module(torch.ones(2, 8)).sum().backward()
+        found = histograms("terngrad", thinwire.TernGrad(), module, tap, 0, net)
+        return set(found.by_tag) if found is not None else set()
+
+    assert ThreadWorld(2).run(work) == [{"weight/original", "weight/averaged"}, set()]

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
 import cluster_table
+import pytest
+from paths import ROOT
 
 import thinwire
-
-REPOSITORY = Path(__file__).parents[1]
 
 
 def row(method: str, rate: str = "1gbit", **changed: Any) -> dict[str, Any]:
@@ -26,7 +21,7 @@ def row(method: str, rate: str = "1gbit", **changed: Any) -> dict[str, Any]:
     return measured | {"bytes_per_step": 1_865_643.9, "predicted_ms": 1100.0} | changed
 
 
-def test_a_row_has_steps_shares_bytes_and_how_far_off_the_prediction_was() -> None:
+def test_cluster_table_has_steps_shares_bytes_and_how_far_off_the_prediction_was() -> None:
     (table,) = cluster_table.tables([row("blocksign")])
     head, line = table.splitlines()[0], table.splitlines()[-1]
     assert head == "4 hosts, 1 Gb/s, TCP cubic (commit abc1234, 2026-01-01):"
@@ -34,7 +29,7 @@ def test_a_row_has_steps_shares_bytes_and_how_far_off_the_prediction_was() -> No
     assert line == f"| {expected} |"
 
 
-def test_what_was_not_measured_stays_empty() -> None:
+def test_cluster_table_leaves_empty_what_was_not_measured() -> None:
     old = row("powersgd-1", predicted_ms=None)
     del old["share_of_noop_p20"], old["share_of_noop_p80"], old["tcp"]
     (table,) = cluster_table.tables([old])
@@ -42,13 +37,13 @@ def test_what_was_not_measured_stays_empty() -> None:
     assert table.endswith("| PowerSGD hook, rank 1 | 990 | 1,000 | 1,234 | 0.50 |  | 1,866 | 300 |  |  |\n")
 
 
-def test_every_number_of_hosts_and_rate_has_its_table() -> None:
+def test_cluster_table_is_one_per_number_of_hosts_and_rate() -> None:
     rows = [row("noop"), row("noop", "100mbit"), row("noop", "100mbit", hosts=8), row("dgc")]
     first, second, third = cluster_table.tables(rows)
     assert first.count("\n| ") == 4 and "4 hosts, 100 Mb/s" in second and third.startswith("8 hosts, 100 Mb/s")
 
 
-def test_labels_name_the_defaults_of_today() -> None:
+def test_cluster_table_labels_name_the_defaults_of_today() -> None:
     (table,) = cluster_table.tables([row("dgc"), row("gtopk")])
     assert f"dgc (default: {100 * thinwire.DGC().density:g} %, int8)" in table
     assert f"gtopk (default: {100 * thinwire.GTopK().density:g} %)" in table
@@ -67,7 +62,9 @@ def kept(folder: Path, name: str, seed: int, metric: float) -> None:
     (folder / f"{name}-s{seed}.json").write_text(json.dumps(run))
 
 
-def test_readme_shows_what_was_lost_beside_the_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_table_of_the_readme_shows_what_was_lost_beside_the_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = [cluster_table.Shown("noop", "nothing"), cluster_table.Shown("dgc", "DGC", "vgg-a-s*", "vgg-b-s*")]
     monkeypatch.setattr(cluster_table, "README_ROWS", shown)
     rows = [row(one.method, rate) for one in shown for rate in cluster_table.RATES]
@@ -89,10 +86,10 @@ def test_readme_shows_what_was_lost_beside_the_speed(tmp_path: Path, monkeypatch
             cluster_table.readme_table(wrong, tmp_path)
 
 
-def test_the_docs_show_the_tables_that_the_kept_rows_make() -> None:
+def test_cluster_table_of_the_docs_is_what_the_kept_rows_make() -> None:
     rows = json.loads(cluster_table.CLUSTER.read_text())
-    shown = (REPOSITORY / "docs" / "results.md").read_text()
+    shown = (ROOT / "docs" / "results.md").read_text()
     for table in cluster_table.tables(rows):
         assert table in shown, table.splitlines()[0]
     assert shown.count(f"| {' | '.join(cluster_table.HEADINGS)} |") == len(cluster_table.tables(rows)), "older ones"
-    assert cluster_table.readme_table(rows) in (REPOSITORY / "README.md").read_text()
+    assert cluster_table.readme_table(rows) in (ROOT / "README.md").read_text()

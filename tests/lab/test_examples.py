@@ -1,21 +1,22 @@
-"""The commands of examples/, as they are written there, on emulated hosts with real network stacks."""
+"""The commands of examples/, as they are written there; some on emulated hosts with real network stacks."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command import environment
+from paths import ROOT
 
 from thinwire.lab import emulation
 
-ROOT = Path(__file__).resolve().parent.parent
 REASON = emulation.why_not()
-
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no emulated hosts here: {REASON}")
+needs_hosts = pytest.mark.skipif(REASON is not None, reason=f"no emulated hosts here: {REASON}")
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def script(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def environment(commands: Path, **more: str) -> dict[str, str]:
+def on_path(commands: Path, **more: str) -> dict[str, str]:
     return {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
@@ -46,27 +47,41 @@ def on_hosts(lines: list[str], env: dict[str, str]) -> emulation.Result:
     return result
 
 
-def test_the_two_commands_of_the_multi_machine_page(commands: Path) -> None:
+@needs_hosts
+def test_two_commands_of_the_multi_machine_page(commands: Path) -> None:
     text = (ROOT / "examples" / "multi_machine.md").read_text()
     blocks = re.findall(r"```sh\n(.+?)\n```", text, re.DOTALL)
     lines = [block for block in blocks if block.startswith("torchrun") and "ddp_digits.py" in block]
     assert len(lines) == 2 and lines[1] == lines[0].replace("--node_rank 0", "--node_rank 1")
-    result = on_hosts(lines, environment(commands, EPOCHS="2"))
+    result = on_hosts(lines, on_path(commands, EPOCHS="2"))
     assert "44 steps" in result.hosts[0].output and "test accuracy" in result.hosts[0].output
     dense = 2 * 22 * 4 * 118_186  # two hosts in a ring: as many bytes as the gradients have
     assert 100_000 < result.hosts[1].bytes_sent < dense / 2
 
 
-def test_the_slurm_script(commands: Path, tmp_path: Path) -> None:
+@needs_hosts
+def test_slurm_script(commands: Path, tmp_path: Path) -> None:
     """Slurm runs the script on the first node and srun starts a task on each; here every host starts its own task,
     with the variables that Slurm gives it."""
     script(commands / "scontrol", '[ "$*" = "show hostnames host[0-1]" ] && printf "host0\\nhost1\\n"\n')
     script(commands / "srun", 'SLURM_PROCID=$NODE_RANK SLURM_LOCALID=0 exec env -u RANK -u WORLD_SIZE "$@"\n')
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "host[0-1]", "SLURM_NNODES": "2", "SLURM_NTASKS": "2"}
-    env = environment(commands, **slurm, SLURM_NTASKS_PER_NODE="1", RUN=str(tmp_path / "run"))
+    env = on_path(commands, **slurm, SLURM_NTASKS_PER_NODE="1", RUN=str(tmp_path / "run"))
     result = on_hosts(["bash examples/slurm.sh --epochs 1"] * 2, env)
     assert "digits: test accuracy, 1 epoch, 2 workers" in result.hosts[0].output
     assert "epoch" not in result.hosts[1].output  # rank 0 speaks for all
     assert (tmp_path / "run" / "summary.json").exists()
     hosts = re.search(r'"hosts": \[\s*"host0",\s*"host1"\s*\]', (tmp_path / "run" / "config.json").read_text())
     assert hosts is not None
+
+
+def test_ddp_script_under_torchrun() -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*launcher, "examples/ddp_digits.py"],
+        capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment(EPOCHS="8"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    accuracy = float(done.stdout.partition("test accuracy ")[2].partition("%")[0])
+    assert accuracy > 90
+    assert "176 steps" in done.stdout

@@ -9,7 +9,7 @@ from typing import Any
 import data_folders
 import pytest
 import torch
-from test_train import command
+from command import command
 
 import thinwire
 from thinwire.lab.recipes import RECIPES
@@ -44,7 +44,7 @@ def trained(folder: Path, *more: str) -> tuple[list[dict[str, Any]], dict[str, A
     return [line for line in lines if line["kind"] == "epoch"], {run["spec"]: run for run in summary["runs"]}
 
 
-def test_threads_learn_and_count_what_processes_do(tmp_path: Path) -> None:
+def test_in_process_run_learns_and_counts_what_processes_do(tmp_path: Path) -> None:
     epochs, summary = trained(tmp_path / "processes")
     thread_epochs, thread_summary = trained(tmp_path / "threads", "--in-process")
     assert len(epochs) == len(thread_epochs) == 2 * len(SPECS)
@@ -58,7 +58,7 @@ def test_threads_learn_and_count_what_processes_do(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "threads" / "config.json").read_text())["in_process"] is True
 
 
-def test_every_rank_has_random_numbers_of_its_own_and_a_run_repeats(tmp_path: Path) -> None:
+def test_in_process_run_repeats_and_every_rank_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     folder = data_folders.write_all(tmp_path)
 
     def losses() -> list[float]:
@@ -86,7 +86,7 @@ def test_every_rank_has_random_numbers_of_its_own_and_a_run_repeats(tmp_path: Pa
     assert losses() == once
 
 
-def test_runs_of_threads_cannot_be_resumed(tmp_path: Path) -> None:
+def test_in_process_run_cannot_be_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"in_process": True, "recipe": "digits", "workers": 2}))
@@ -94,14 +94,14 @@ def test_runs_of_threads_cannot_be_resumed(tmp_path: Path) -> None:
     assert done.returncode == 2 and "keeps no checkpoints" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_an_exclude_that_matches_nothing_is_one_sentence(tmp_path: Path) -> None:
+def test_in_process_run_answers_an_exclude_of_nothing_with_one_sentence(tmp_path: Path) -> None:
     done = command(
         "thinwire", "train", "--workers", "2", "--epochs", "1", "--in-process", "--method", "dgc:exclude=nothing.*"
     )
     assert done.returncode != 0 and "matches no parameter" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_precision_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
+def test_precision_of_a_recipe_is_set_or_refused_with_one_sentence(tmp_path: Path) -> None:
     folder = data_folders.write_all(tmp_path)
     recipe = RECIPES["mnist-lenet"](folder)
     recipe.set("precision", "bf16")

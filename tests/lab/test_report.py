@@ -13,6 +13,7 @@ import pytest
 from report_inputs import METHODS, write_advice, write_cluster, write_run
 
 from thinwire.cli import run
+from thinwire.lab import emulation
 from thinwire.lab.report import figures
 from thinwire.lab.report.gather import MAX_POINTS, gather
 from thinwire.lab.report.inputs import Run, read
@@ -34,7 +35,7 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_the_page_is_one_file_with_all_numbers(tmp_path: Path) -> None:
+def test_report_is_one_file_with_all_numbers(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", SPECS)
     text, data = make(tmp_path, folder)
     assert not re.findall(r"""(?:src|href)\s*=\s*["']|@import|url\(\s*["']?(?:http|//)""", text)
@@ -55,7 +56,7 @@ def test_the_page_is_one_file_with_all_numbers(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "report.html"]  # nothing else is left
 
 
-def test_nothing_in_the_data_can_become_markup_or_code(tmp_path: Path) -> None:
+def test_report_lets_no_data_become_markup_or_code(tmp_path: Path) -> None:
     evil = "dgc</script><script>window.hacked=1</script><!--\u2028{{script}}&amp;"
     folder = write_run(tmp_path / "a<!-- <script>", [evil], recipe="<img src=x onerror=alert(1)>")
     text, data = make(tmp_path, folder)
@@ -64,7 +65,7 @@ def test_nothing_in_the_data_can_become_markup_or_code(tmp_path: Path) -> None:
     assert "<img" not in text and text.count("<!--") == 0
 
 
-def test_folders_of_version_0_1_have_neither_kinds_nor_environment(tmp_path: Path) -> None:
+def test_report_reads_folders_without_kinds_and_environment(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", ["dense"], steps=False)
     config = json.loads((folder / "config.json").read_text())
     del config["environment"], config["metric"], config["device"]
@@ -79,7 +80,7 @@ def test_folders_of_version_0_1_have_neither_kinds_nor_environment(tmp_path: Pat
     assert data["sections"][0]["metric"]["name"] == "accuracy" and data["sources"][0]["commit"] == ""
 
 
-def test_a_run_that_is_going_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+def test_report_shows_a_run_that_is_going_on_as_far_as_it_is(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", SPECS, finished=False)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "epoch", "spec": "terngrad", "st')  # torn
@@ -90,7 +91,7 @@ def test_a_run_that_is_going_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None
     assert last["row"]["steps"] == 80 and last["row"]["ratio"] == METHODS["terngrad"][1]
 
 
-def test_what_a_resumed_run_wrote_last_counts(tmp_path: Path) -> None:
+def test_report_counts_what_a_resumed_run_wrote_last(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", ["dense"], steps=False)
     again = {"kind": "epoch", "spec": "dense", "epoch": 7, "step": 140, "loss": 9.0, "metric": 1.0}
     with (folder / "metrics.jsonl").open("a") as file:
@@ -101,7 +102,7 @@ def test_what_a_resumed_run_wrote_last_counts(tmp_path: Path) -> None:
     assert found.epochs["dense"][-1]["loss"] == 9.0
 
 
-def test_seeds_become_a_mean_and_a_band(tmp_path: Path) -> None:
+def test_report_makes_a_mean_and_a_band_of_seeds(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / str(seed), SPECS, seed) for seed in range(3)]
     _, data = make(tmp_path, *folders)
     runs = [read(folder) for folder in folders]
@@ -118,7 +119,7 @@ def test_seeds_become_a_mean_and_a_band(tmp_path: Path) -> None:
     assert dgc["to_dense"] == pytest.approx(dgc["metric"] - dense["metric"]) and dense["to_dense"] is None
 
 
-def test_only_seeds_are_averaged(tmp_path: Path) -> None:
+def test_report_averages_seeds_alone(tmp_path: Path) -> None:
     """The same seed twice, or another number of workers: something else differs, and a mean would hide it."""
     a, b = write_run(tmp_path / "thin", ["dense"]), write_run(tmp_path / "fat", ["dense"])
     _, data = make(tmp_path, a, b)
@@ -130,14 +131,14 @@ def test_only_seeds_are_averaged(tmp_path: Path) -> None:
     assert data["methods"] == ["dense"]
 
 
-def test_a_mean_ends_where_one_of_the_runs_ends(tmp_path: Path) -> None:
+def test_report_ends_a_mean_where_one_of_the_runs_ends(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "0", ["dense"]), write_run(tmp_path / "1", ["dense"], seed=1, finished=False)]
     _, data = make(tmp_path, *folders)
     (series,) = data["sections"][0]["series"]
     assert series["epochs"]["step"] == [20, 40, 60, 80] and not series["finished"]
 
 
-def test_a_loss_that_diverged_is_a_gap(tmp_path: Path) -> None:
+def test_report_shows_a_loss_that_diverged_as_a_gap(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", ["dense"], steps=False)
     text = (folder / "metrics.jsonl").read_text()
     (folder / "metrics.jsonl").write_text(re.sub(r'"loss": [0-9.]+', '"loss": NaN', text, count=1))
@@ -145,7 +146,7 @@ def test_a_loss_that_diverged_is_a_gap(tmp_path: Path) -> None:
     assert data["sections"][0]["series"][0]["epochs"]["loss"][0] is None
 
 
-def test_the_breakdown_weighs_lines_by_their_steps(tmp_path: Path) -> None:
+def test_report_weighs_the_breakdowns_lines_by_their_steps(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", ["dense"])
     phases = {"forward_backward_s": 0.001, "compress_s": 0, "communicate_s": 0.004, "wait_s": 0, "other_s": 0}
     base = {"kind": "steps", "spec": "dense", "epoch": 1, "loss": 1.0, "seconds": 1.0, "bytes_sent": 1.0}
@@ -163,7 +164,7 @@ def test_the_breakdown_weighs_lines_by_their_steps(tmp_path: Path) -> None:
     assert data["sections"][0]["series"][0]["breakdown_ms"]["communicate"] == pytest.approx(300.0)
 
 
-def test_long_logs_are_thinned_by_averaging() -> None:
+def test_report_thins_long_logs_by_averaging() -> None:
     lines = [{"step": float(i), "seconds": i / 10, "bytes_sent": i * 5.0, "loss": float(i % 3)} for i in range(1, 3001)]
     data = gather([Run("a", {"specs": ["dense"]}, steps={"dense": lines})])
     series = data["sections"][0]["series"][0]
@@ -171,7 +172,7 @@ def test_long_logs_are_thinned_by_averaging() -> None:
     assert series["steps"]["step"][:2] == [3, 6] and set(series["steps"]["loss"]) == {1.0}
 
 
-def test_measured_points_lie_on_the_advice_they_belong_to(tmp_path: Path) -> None:
+def test_report_puts_measured_points_on_the_advice_they_belong_to(tmp_path: Path) -> None:
     advice = write_advice(tmp_path / "advice.json")
     same = write_cluster(tmp_path / "same.json", advice)
     other = write_cluster(tmp_path / "other.json", advice, rate="100mbit")
@@ -211,7 +212,7 @@ def test_measured_points_lie_on_the_advice_they_belong_to(tmp_path: Path) -> Non
     ("run/summary.json", '{"runs": {}}', "runs in .* must be a JSON list, not an object"),
     ("run/summary.json", '{"runs": [{"spec": "dense", "seconds": "long"}]}', "seconds in .* number, not text"),
 ])  # fmt: skip
-def test_broken_files_are_answered_with_a_sentence(
+def test_report_answers_broken_files_with_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | bytes, sentence: str | None
 ) -> None:
     write_run(tmp_path / "run", ["dense"])
@@ -227,7 +228,7 @@ def test_broken_files_are_answered_with_a_sentence(
     assert not list(tmp_path.glob("*.html")) and not list(tmp_path.glob(".*"))
 
 
-def test_what_is_not_a_run_is_answered_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_answers_what_is_not_a_run_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("x")
@@ -250,7 +251,7 @@ def test_what_is_not_a_run_is_answered_with_a_sentence(tmp_path: Path, capsys: p
     assert not (tmp_path / "r.html").exists()
 
 
-def test_the_page_takes_the_place_of_nothing_but_an_older_report(
+def test_report_takes_the_place_of_nothing_but_an_older_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_run(tmp_path / "a", ["dense"])
@@ -269,7 +270,7 @@ def test_the_page_takes_the_place_of_nothing_but_an_older_report(
     make(tmp_path, folder)
 
 
-def test_a_full_disk_leaves_the_old_page_and_nothing_else(tmp_path: Path) -> None:
+def test_report_on_a_full_disk_leaves_the_old_page_and_nothing_else(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", SPECS)
     text, _ = make(tmp_path, folder)
     code = (  # no file of this process may grow beyond 20,000 bytes: the write fails as on a full disk
@@ -283,7 +284,7 @@ def test_a_full_disk_leaves_the_old_page_and_nothing_else(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "report.html"]
 
 
-def test_figures_for_papers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_draws_figures_for_papers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'thinwire[figures]')")
     runs = [write_run(tmp_path / str(seed), SPECS, seed) for seed in range(2)]
     advice = write_advice(tmp_path / "advice.json")
@@ -305,7 +306,7 @@ def test_figures_for_papers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "dgc:density=0.001,warmup=80" in (out / "digits-metric-bytes.svg").read_text()  # text stays text
 
 
-def test_figures_without_matplotlib_say_what_to_install(
+def test_report_without_matplotlib_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -318,7 +319,39 @@ def test_figures_without_matplotlib_say_what_to_install(
 
 @pytest.mark.parametrize("method", ["dense", "dgc:density=0.006,warmup=388,values=int8,factor_masking=false", "x" * 50])
 @pytest.mark.parametrize("width", [figures.LABEL_WIDTH, figures.LEGEND_WIDTH])
-def test_long_methods_are_broken_into_lines(method: str, width: int) -> None:
+def test_report_breaks_long_methods_into_lines(method: str, width: int) -> None:
     lines = figures._broken(method, width).split("\n")
     assert "".join(lines) == method
     assert all(len(line) <= width or not re.search("[,:].", line) for line in lines)
+
+
+THIN = emulation.Links(4, "100mbit", "100mbit")
+
+
+def test_report_keeps_runs_of_two_networks_apart(tmp_path: Path) -> None:
+    wide = emulation.Links(4, "1gbit", "1gbit")
+    runs = [
+        write_run(tmp_path / f"run{seed}", ["dense", "terngrad"], seed=seed, cluster=links.as_dict())
+        for seed, links in enumerate((THIN, wide))
+    ]
+    labels = [one["method"] for one in gather([read(run) for run in runs])["sections"][0]["series"]]
+    assert labels == [f"{m} (8 epochs, 4 workers, cpu, links of {r})" for r in ("100mbit", "1gbit")
+                      for m in ("dense", "terngrad")]  # fmt: skip
+
+
+def test_report_compares_an_unfinished_method_with_dense_at_the_same_step(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ["dgc", "dense"], finished=False)  # dense: half the epochs
+    inputs = read(run)
+    dgc, dense = gather([inputs])["sections"][0]["series"]
+    assert dense["row"]["steps"] == 80 and dgc["row"]["to_dense_step"] == 80
+    at_80 = [dict(zip(one["epochs"]["step"], one["epochs"]["metric"], strict=True))[80] for one in (dgc, dense)]
+    assert dgc["row"]["to_dense"] == at_80[0] - at_80[1] != dgc["row"]["metric"] - dense["row"]["metric"]
+    (run / "metrics.jsonl").write_text(
+        "".join(
+            line + "\n"
+            for line in (run / "metrics.jsonl").read_text().splitlines()
+            if '"spec": "dgc"' in line or json.loads(line)["kind"] == "steps"  # dense before its first epoch's end
+        )
+    )
+    dgc, dense = gather([read(run)])["sections"][0]["series"]
+    assert dgc["row"]["to_dense"] is None and dgc["row"]["to_dense_step"] is None

@@ -122,7 +122,7 @@ def test_entries_that_do_not_fit_are_the_smallest(coding: str, numel: int, k: in
 
 
 @pytest.mark.parametrize("coding", ["delta16", "rice"])
-def test_of_equal_entries_the_last_are_left_out(coding: str) -> None:
+def test_entries_that_do_not_fit_are_the_last_of_equal_ones(coding: str) -> None:
     numel, k = 4_000_000, 20_000 if coding == "rice" else 300
     indices = clustered(numel, k, 500 if coding == "rice" else 10)
     context, codec = ExchangeContext(Layout.of([("w", 0, numel, True)]), 0, ()), SparseCodec("fp32", coding)

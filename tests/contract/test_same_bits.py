@@ -80,7 +80,7 @@ def test_noop_sends_nothing_and_every_rank_goes_its_own_way(cluster: Cluster) ->
     assert all(result["stats"].bytes_sent == 0 and result["stats"].ratio is None for (result,) in results)
 
 
-def test_the_users_generators_are_not_touched(cluster: Cluster) -> None:
+def test_users_generators_are_not_touched(cluster: Cluster) -> None:
     methods: list[Any] = [method for _, method in METHODS]
     methods += [thinwire.DGC(density=0.02, selection="sampled", values="fp32", factor_masking=True), thinwire.SignSGD()]
     assert cluster.run(workers.generators_untouched, 3, methods) == [[]] * 3

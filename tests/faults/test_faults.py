@@ -53,7 +53,7 @@ def zygote() -> Iterator[Run]:
         ("blocksign:dense_below=1", 3, 0, "fail"),
     ],
 )
-def test_all_others_end_with_one_error_that_names_the_lost_rank(
+def test_lost_rank_ends_all_others_with_one_error_that_names_it(
     zygote: Run, method: str, ranks: int, victim: int, how: str
 ) -> None:
     rows = zygote("lose", ranks, method=method, victim=victim, how=how)
@@ -71,7 +71,7 @@ def test_all_others_end_with_one_error_that_names_the_lost_rank(
             assert "OSError: for this test" in told["sentence"]
 
 
-def test_a_call_that_only_some_ranks_make_is_named(zygote: Run) -> None:
+def test_call_that_only_some_ranks_make_is_named(zygote: Run) -> None:
     told = [json.loads(row["out"]) for row in zygote("apart", 2)]
     assert all("all ranks must make the same calls" in one["sentence"] for one in told), told
     assert all("averaged(), which all ranks must enter" in one["sentence"] for one in told), told
@@ -94,7 +94,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_leaving_in_any_order_is_clean(zygote: Run, order: str) -> None:
+def test_processes_leave_cleanly_in_any_order(zygote: Run, order: str) -> None:
     for row in zygote("leave", 2, actions=order.split()):
         assert row["exit_code"] == ORDERS[order], row
         if "raise" in order:
@@ -113,7 +113,7 @@ REASON = emulation.why_not()
 
 
 @pytest.mark.skipif(REASON is not None, reason=f"no clusters here: {REASON}")
-def test_a_cut_link_is_survived_or_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_link_is_survived_or_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fault_links, "HOSTS", 2)
     monkeypatch.setattr(fault_links, "STEPS", 60)
     dice = random.Random(0)
@@ -123,7 +123,7 @@ def test_a_cut_link_is_survived_or_ends_all_ranks(monkeypatch: pytest.MonkeyPatc
     assert ended["named_by_all_others"] and 0 not in ended["exit_codes"], ended
 
 
-def test_a_short_soak() -> None:
+def test_soak_of_120_steps_grows_nothing_and_keeps_replicas_equal() -> None:
     result = soak.soak(steps=120, workers=2)
     assert result["replicas_equal"] and result["evaluation_clean"], result
     assert result["growth"]["threads"] <= 0 and result["growth"]["files"] <= 0, result

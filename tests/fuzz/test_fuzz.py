@@ -35,7 +35,7 @@ def test_mutated_frames_are_refused_or_read_right() -> None:
     assert report.largest_allocation > 0
 
 
-def test_the_fuzzer_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzzer_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that lets a bad frame pass, a kernel that reads wrong, another exception, a huge allocation."""
 
     def finding(number: int = 300) -> str:
@@ -61,7 +61,7 @@ def test_the_fuzzer_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
             assert "the homes differ" in finding()
 
 
-def test_the_same_seed_gives_the_same_frames() -> None:
+def test_fuzzer_gives_the_same_frames_for_the_same_seed() -> None:
     def frames() -> list[bytes]:
         seen: list[bytes] = []
         Fuzzer(SEED, lambda number, kind, data: seen.append(data)).run(300)
@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_frames() -> None:
     assert frames() == frames()
 
 
-def test_the_fuzzers_checksum_is_the_engines() -> None:
+def test_fuzzers_checksum_is_the_engines() -> None:
     for target in make_targets():
         for seed in target.seeds:
             assert int.from_bytes(seed[32:36], "little") == checksum(seed)

@@ -138,7 +138,7 @@ def test_pieces_of_a_draw_are_the_draw_s_pieces(data: st.DataObject, numel: int,
 
 
 @pytest.mark.parametrize("whole_model", [False, True])
-def test_a_frame_of_trits_is_the_same_from_both_homes(monkeypatch: pytest.MonkeyPatch, whole_model: bool) -> None:
+def test_frame_of_trits_is_the_same_from_both_homes(monkeypatch: pytest.MonkeyPatch, whole_model: bool) -> None:
     """Gradient to packed bytes through compressor and codec, and a shard of it, without a vector of trits between."""
     rows = [("a", 0, 10_007, True), ("b", 1, 3, True), ("c", 2, 70_000, True)]
     context = ExchangeContext(Layout.of(rows), 5, (Hyper(),) * 3)

@@ -49,7 +49,7 @@ def test_table_is_made_once_a_thread_and_goes_with_it() -> None:
     assert table((1, 2), cpu) is not mine, "more tables than wanted are held"
 
 
-def test_no_thread_leaves_its_tables_behind() -> None:
+def test_tables_go_with_their_thread() -> None:
     """What a wire's thread uploaded is freed when the wire is detached."""
     for make in (
         lambda: quantization._block_lengths(((3, 2), (5, 1)), ELSEWHERE),

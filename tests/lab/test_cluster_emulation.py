@@ -96,7 +96,7 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("rate", "size"), [("100mbit", 6_000_000), ("1gbit", 60_000_000)])
-def test_a_link_has_its_rate_and_the_counters_have_its_bytes(rate: str, size: int) -> None:
+def test_link_has_its_rate_and_the_counters_have_its_bytes(rate: str, size: int) -> None:
     wanted = emulation.parse_rate(rate)
     speeds = []
     with emulation.Cluster(2, rate) as there:
@@ -141,7 +141,7 @@ def test_hosts_have_the_congestion_control_that_was_asked_for(name: str | None) 
     assert [host.output.split()[-1] for host in result.hosts] == [name or "cubic"] * 2
 
 
-def test_a_congestion_control_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_congestion_control_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     for name, sentence in (
         ("nosuch", "the congestion control 'nosuch' is not there, take one of "),
         ("no such", "a congestion control has a name such as cubic, reno or bbr, not 'no such'."),
@@ -159,7 +159,7 @@ def test_idle_hosts_count_nothing() -> None:
 # -- what a command finds ----------------------------------------------------------------------------------------
 
 
-def test_environment_and_host() -> None:
+def test_host_finds_its_environment_names_and_interfaces() -> None:
     script = """
 import os, socket, sys
 names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK NNODES MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME"
@@ -181,7 +181,7 @@ print(*sorted(os.listdir("/sys/class/net")), open("/sys/class/net/eth0/statistic
         assert re.fullmatch(r"eth0 lo \d+", host.output.splitlines()[3])
 
 
-def test_gloo_all_reduce_over_three_hosts(tmp_path: Path) -> None:
+def test_gloo_all_reduce_works_over_three_hosts(tmp_path: Path) -> None:
     script = tmp_path / "reduce.py"
     script.write_text(
         "import torch, torch.distributed as dist\n"
@@ -200,7 +200,7 @@ def test_gloo_all_reduce_over_three_hosts(tmp_path: Path) -> None:
         assert 1_300_000 < host.bytes_sent < 1_500_000  # a ring sends 2 (n - 1) / n of a megabyte
 
 
-def test_torchrun_over_two_hosts(tmp_path: Path) -> None:
+def test_torchrun_works_over_two_hosts(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\n"
@@ -215,7 +215,7 @@ def test_torchrun_over_two_hosts(tmp_path: Path) -> None:
     assert [re.findall(r"of torchrun (\d) 2\.0", host.output) for host in result.hosts] == [["0"], ["1"]]
 
 
-def test_torchrun_with_its_own_rendezvous(tmp_path: Path) -> None:
+def test_torchrun_works_with_its_own_rendezvous(tmp_path: Path) -> None:
     """c10d asks every host whether the endpoint is its own, and hands on the name of the first host."""
     script = tmp_path / "job.py"
     script.write_text(
@@ -262,7 +262,7 @@ def test_slow_changes_one_host_and_is_over_after_the_run() -> None:
     assert float(fast.hosts[0].output) < 0.36
 
 
-def test_the_first_failure_ends_the_others_after_the_grace_time() -> None:
+def test_first_failure_ends_the_other_hosts_after_the_grace_time() -> None:
     line = 'if [ "$RANK" = 1 ]; then sleep 0.2; exit 7; else sleep 60; fi'
     with emulation.Cluster(3, grace_s=0.5) as there:
         result = there.run(["sh", "-c", line])
@@ -270,7 +270,7 @@ def test_the_first_failure_ends_the_others_after_the_grace_time() -> None:
     assert [host.exit_code for host in result.hosts] == [143, 7, 143] and result.seconds < 30
 
 
-def test_timeout() -> None:
+def test_cluster_timeout_ends_hosts_with_124() -> None:
     with emulation.Cluster(2) as there:
         result = there.run(["sh", "-c", "sleep $((RANK * 60))"], timeout_s=2)
     assert [host.exit_code for host in result.hosts] == [0, 124]
@@ -310,7 +310,7 @@ def test_kill_9_leaves_nothing_and_does_not_touch_a_cluster_beside_it() -> None:
         assert beside.run(transfer(100_000), timeout_s=20).exit_code == 0
 
 
-def test_the_next_start_removes_what_is_left_when_the_keeper_was_killed_too() -> None:
+def test_next_cluster_removes_what_is_left_of_one_whose_keeper_was_killed() -> None:
     killed = started(
         "--hosts", "2", "--", "sh", "-c", "setsid sleep 300 & echo ready; sleep 300", until="ready", times=2
     )
@@ -329,13 +329,13 @@ def test_the_next_start_removes_what_is_left_when_the_keeper_was_killed_too() ->
         assert owned_by(killed.pid) == []
 
 
-def test_two_clusters_at_once() -> None:
+def test_two_clusters_run_at_once() -> None:
     with emulation.Cluster(2, "100mbit") as one, emulation.Cluster(2, "100mbit") as two:
         assert one.run(transfer(200_000), timeout_s=20).exit_code == 0
         assert two.run(transfer(200_000), timeout_s=20).exit_code == 0
 
 
-def test_in_a_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_works_in_a_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens without root; root may do it too."""
     options = ("--user", "--map-root-user", "--net", "--mount")
     if subprocess.run(["unshare", *options, "true"], capture_output=True).returncode != 0:
@@ -350,7 +350,7 @@ def test_in_a_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the command line --------------------------------------------------------------------------------------------
 
 
-def test_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_cluster_command_prefixes_lines_and_writes_json(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "result.json"
     arguments = ["--hosts", "2", "--rate", "100mbit", "--uplink", "50mbit", "--slow", "1:10mbit", "--json", str(file)]
     assert cli.run(["cluster", *arguments, "--", "sh", "-c", "echo I am $RANK; exit $((RANK * 3))"]) == 3
@@ -387,13 +387,17 @@ def test_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
         (["--hosts", "2", "--rat", "1", "--", "true"], "unknown option '--rat'"),
     ],
 )
-def test_bad_input(arguments: list[str], sentence: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_cluster_mistake_is_one_sentence(
+    arguments: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run(["cluster", *arguments]) == 2
     out, err = capfd.readouterr()
     assert out == "" and err.startswith("thinwire: ") and sentence in err and err.count("\n") == 1
 
 
-def test_missing_tools_and_permissions(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_cluster_names_missing_tools_and_permissions(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(network, "_path", lambda: "/nowhere")
         assert cli.run(["cluster", "--hosts", "2", "--", "true"]) == 2
@@ -417,5 +421,5 @@ def test_latency_is_added_or_refused(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("text", "rate"), [("1gbit", 10**9), ("1.5Mbit/s", 1_500_000), ("64 kbit", 64_000)])
-def test_rates(text: str, rate: int) -> None:
+def test_rates_are_read_and_written(text: str, rate: int) -> None:
     assert emulation.parse_rate(text) == rate == emulation.parse_rate(emulation.rate_text(rate))

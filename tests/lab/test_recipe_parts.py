@@ -135,7 +135,7 @@ def test_perplexity_of_a_model_that_knows_nothing(folder: Path) -> None:
         assert recipe.judge(nats, count) == pytest.approx(expected, rel=1e-4)
 
 
-def test_words_of_a_text(tmp_path: Path) -> None:
+def test_words_of_a_text_are_numbered_as_they_come(tmp_path: Path) -> None:
     (tmp_path / "ptb").mkdir()
     (tmp_path / "ptb" / "a").write_text(" the dog \n the <unk> \n")
     (tmp_path / "ptb" / "b").write_text("a dog\n")

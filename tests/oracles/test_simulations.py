@@ -210,7 +210,7 @@ def test_signsgd_moves_every_weight_by_the_learning_rate(N: int) -> None:
 
 
 @pytest.mark.parametrize("local", ["sum", "partial", "error"])
-def test_nodes_part_and_meet_again(local: str) -> None:
+def test_dropping_with_local_gradients_parts_and_meets_again(local: str) -> None:
     trajectory = dropping.simulate(Problem(), 3, STEPS, HEAVY, density=0.1, local=local, sync_every=7)
     for t, nodes in enumerate(trajectory):
         apart = max(np.abs(nodes[0][name] - nodes[r][name]).max() for name in nodes[0] for r in range(3))
@@ -218,7 +218,7 @@ def test_nodes_part_and_meet_again(local: str) -> None:
 
 
 @pytest.mark.parametrize("local", ["partial", "error"])
-def test_one_node_with_its_own_gradient_is_dense(local: str) -> None:
+def test_dropping_on_one_node_with_its_own_gradient_is_dense(local: str) -> None:
     options: dict[str, Any] = {"density": 0.1, "local": local, "sync_every": 7}
     nodes = dropping.simulate(Problem(), 1, STEPS, NESTEROV, **options)
     if local == "partial":

@@ -92,40 +92,39 @@ PAIRED = [
 ]  # fmt: skip
 
 
-def kept_and_moving(wire: Any) -> dict[str, torch.Tensor]:
-    """The group's mean of everything that a wire holds back, and of the velocity wherever it is."""
-    rest = wire._leftover()
-    for name, pending in wire._pending.items():
-        rest[name] = rest[name] + pending if name in rest else pending
-    if wire.method.takes_momentum(wire._view.is_sgd):
-        velocity = wire._mean_velocity()
-    else:
-        buffers = {name: wire._view.optimizer.state.get(p, {}) for name, p in wire._parameters.items()}
-        own = {n: b["momentum_buffer"].reshape(-1) for n, b in buffers.items() if "momentum_buffer" in b}
-        velocity = wire._mean_over_ranks(own)
-    rest = wire._mean_over_ranks(rest)
-    parameters = wire._mean_over_ranks({name: p.detach() for name, p in wire._parameters.items()})
-    join = lambda vectors: torch.cat([vectors[name] for name in wire._names])  # noqa: E731
-    return {"kept": join(rest), "velocity": join(velocity), "parameters": join(parameters)}
+def three_steps(group: dist.ProcessGroup, method: str) -> Training:
+    training = Training(group, Run(method, "heavy"))
+    for step in range(3):
+        training.step(step)
+    return training
+
+
+def left(training: Training) -> dict[str, torch.Tensor]:
+    """What detach returns, the velocity that it hands back, and the parameters: all of them the group's mean."""
+    rest = training.wire.detach()
+    parameters = dict(training.module.named_parameters())
+    kept = [rest.get(name, torch.zeros_like(p)).reshape(-1) for name, p in parameters.items()]
+    velocity = [training.optimizer.state[p]["momentum_buffer"].reshape(-1) for p in parameters.values()]
+    return {"kept": torch.cat(kept), "velocity": torch.cat(velocity), "parameters": flat(training.module)}
 
 
 def every_switch(group: dist.ProcessGroup, first: str) -> None:
-    """Right at the switch: what was kept is still kept, or was just applied; the velocity goes along."""
+    """Leaving right behind a switch is leaving without it: what was kept is still kept, or was just applied."""
+    before = left(three_steps(group, first))
     for second in PAIRED:
-        training = Training(group, Run(first, "heavy"))
-        for step in range(3):
-            training.step(step)
-        before = kept_and_moving(training.wire)
-        training.wire.switch(second)
-        after = kept_and_moving(training.wire)
+        switched = three_steps(group, first)
+        switched.wire.switch(second)
+        after = left(switched)
         applied = (before["parameters"] - after["parameters"]) / LR
         rounding = 0.05 if "bf16" in first + second else 1e-4
         close(after["kept"] + applied, before["kept"], f"{first} -> {second}: kept", atol=rounding)
         close(after["velocity"], before["velocity"], f"{first} -> {second}: velocity", atol=rounding)
-        training.step(3)
-        training.step(4)
-        training.wire.detach()
-        assert flat(training.module).isfinite().all()
+        going_on = three_steps(group, first)
+        going_on.wire.switch(second)
+        going_on.step(3)
+        going_on.step(4)
+        going_on.wire.detach()
+        assert flat(going_on.module).isfinite().all()
 
 
 @pytest.mark.parametrize("first", PAIRED)

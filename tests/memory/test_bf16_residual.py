@@ -8,10 +8,10 @@ import pytest
 import torch
 import workers
 from cluster import Cluster
-from workers import LR, Run
+from thinwire.engine.context import ExchangeContext, Hyper
+from workers import LR, Run, own_part, tensors_of
 
 import thinwire
-from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.memory import ErrorFeedback, MomentumCorrection, RescaledError
 from thinwire.transport import ThreadNet, ThreadWorld
@@ -62,9 +62,8 @@ def state_bytes(group: Any) -> dict[str, tuple[int, int]]:
         for text in (spec, spec.replace("residual=bf16", "residual=fp32")):
             training = workers.Training(group, Run(text, optimizer))
             training.step(0)
-            memory = training.wire._memory.state
-            counts.append(sum(t.numel() * t.element_size() for kind in memory.named.values() for t in kind.values()))
-            assert not memory._wide, "the float32 copies are gone when the step is over"
+            memory = own_part(training.wire.state_dict())["aggregator"]["memory"]
+            counts.append(sum(t.numel() * t.element_size() for t in tensors_of(memory)))
             training.wire.detach()
         found[spec] = (counts[0], counts[1])
     return found

@@ -73,7 +73,7 @@ class Driver:
             flat = torch.cat([torch.from_numpy(gradients[name].copy()) for name in names])
             x = self.memory.compensate(context, flat)
             assert x.shape == (layout.numel,) and x.dtype == torch.float32
-            accepted = self._accept(layout, x)
+            accepted = self.accept(layout, x)
             dense = whole(accepted, layout.numel)
             for segment in layout.segments:
                 self.accepted[-1][segment.name] = dense[segment.span].double().numpy().copy()
@@ -87,7 +87,7 @@ class Driver:
                 self.sent[-1][segment.name] = sent
             self.memory.retain(context, x, accepted)
 
-    def _accept(self, layout: Layout, x: Tensor) -> Accepted:
+    def accept(self, layout: Layout, x: Tensor) -> Accepted:
         """Every third element of a coded tensor, starting where its first element says, in bf16; all of the tail."""
         chosen = []
         for segment in layout.coded:
@@ -297,11 +297,11 @@ def test_memories_without_residual_send_everything() -> None:
         velocity = {name: np.zeros(n) for name, n in SIZES.items()}
         for step in range(4):
             sent: dict[str, Tensor] = {}
-            keep = driver._accept
-            driver._accept = lambda layout, x, sent=sent, keep=keep: (sent.update(  # type: ignore[method-assign]
+            keep = driver.accept
+            driver.accept = lambda layout, x, sent=sent, keep=keep: (sent.update(  # type: ignore[method-assign]
                 {s.name: x[s.span].clone() for s in layout.segments}), keep(layout, x))[1]  # fmt: skip
             driver.step(step, [NAMES] if step % 2 else [NAMES[:2], NAMES[2:]])
-            driver._accept = keep  # type: ignore[method-assign]
+            driver.accept = keep  # type: ignore[method-assign]
             for name in NAMES:
                 g = driver.gradients[step][name].astype(np.float64)
                 if isinstance(memory, Velocity):

@@ -49,7 +49,7 @@ def descend(group: dist.ProcessGroup, method: str, lr: float, steps: int, **opti
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
-            densities.append(wire._density())
+            densities.append(wire.stats.density)
     stats, state = wire.stats, wire.state_dict()
     # Another wire takes the raised density over with the state.
     model2 = DDP(Bowl(), process_group=group, broadcast_buffers=False)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import workers
 from cluster import Cluster
-from workers import Run
+from workers import Run, Training
 
 import thinwire
 
@@ -80,7 +83,27 @@ def test_noop_sends_nothing_and_every_rank_goes_its_own_way(cluster: Cluster) ->
     assert all(result["stats"].bytes_sent == 0 and result["stats"].ratio is None for (result,) in results)
 
 
+def generators_untouched(group: dist.ProcessGroup, methods: list[Any]) -> list[str]:
+    """The methods that moved a global random generator of torch, NumPy or Python."""
+
+    def state() -> str:
+        return repr((torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()))
+
+    touched = []
+    for method in methods:
+        training = Training(group, Run(None, "tiny"))
+        before = state()
+        training.happen("attach", method)
+        for step in range(3):
+            training.step(step)
+        training.happen("switch", thinwire.Dense())
+        if state() != before:
+            touched.append(str(method))
+        training.happen("detach")
+    return touched
+
+
 def test_users_generators_are_not_touched(cluster: Cluster) -> None:
     methods: list[Any] = [method for _, method in METHODS]
     methods += [thinwire.DGC(density=0.02, selection="sampled", values="fp32", factor_masking=True), thinwire.SignSGD()]
-    assert cluster.run(workers.generators_untouched, 3, methods) == [[]] * 3
+    assert cluster.run(generators_untouched, 3, methods) == [[]] * 3

@@ -17,7 +17,6 @@ from thinwire.kernels.lists import Entries
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
-CPU = torch.device("cpu")
 ODD = torch.tensor([0.0, -0.0, float("nan"), float("inf"), float("-inf"), 1e38, 1e-45, 1.0, -1.0])
 
 

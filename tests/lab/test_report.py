@@ -31,10 +31,6 @@ def make(tmp_path: Path, *inputs: Path, out: str = "report.html") -> tuple[str, 
     return text, json.loads(blocks[0])
 
 
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 def test_report_is_one_file_with_all_numbers(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", SPECS)
     text, data = make(tmp_path, folder)

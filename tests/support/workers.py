@@ -8,13 +8,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
-import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from oracles.problem import Problem
@@ -223,26 +221,6 @@ def tensors_of(state: Any) -> list[Tensor]:
 def train(group: dist.ProcessGroup, runs: list[Run]) -> list[dict[str, Any]]:
     """All runs one after the other; a result each."""
     return [Training(group, run).train() for run in runs]
-
-
-def generators_untouched(group: dist.ProcessGroup, methods: list[Any]) -> list[str]:
-    """The methods that moved a global random generator of torch, NumPy or Python."""
-
-    def state() -> str:
-        return repr((torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()))
-
-    touched = []
-    for method in methods:
-        training = Training(group, Run(None, "tiny"))
-        before = state()
-        training.happen("attach", method)
-        for step in range(3):
-            training.step(step)
-        training.happen("switch", thinwire.Dense())
-        if state() != before:
-            touched.append(str(method))
-        training.happen("detach")
-    return touched
 
 
 # --- what functions assert with on every rank -------------------------------------------------------

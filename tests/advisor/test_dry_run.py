@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import thinwire
-from thinwire.advisor.microbench import DryNet, DryRun
+from thinwire.advisor.microbench import DryRun
 
 ROWS = [("a.weight", 0, torch.Size([64, 300])), ("a.bias", 1, torch.Size([64])), ("b.weight", 2, torch.Size([9000, 4])),
         ("b.scale", 3, torch.Size([5000]))]  # fmt: skip
@@ -21,4 +21,3 @@ def test_dry_run_times_every_exchange_of_every_method_in_a_pretended_group(spec:
         assert [run.seconds(lambda: next(ticks)) for _ in range(2)] == [2, 2], "each exchange is timed, in every step"  # noqa: B023
     with pytest.raises(ValueError, match="power of two"):
         DryRun(thinwire.parse_method(spec), [ROWS], 3, True, torch.device("cpu"))
-    assert DryNet(8).size == 8

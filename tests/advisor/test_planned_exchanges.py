@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from crossed import Crossed
-from thinwire.engine.fixed_groups import fixed_groups
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
@@ -18,6 +17,7 @@ from thinwire.advisor.cost.plans import exchanged_rows
 from thinwire.advisor.link import Link
 from thinwire.advisor.profile import buckets_of, exchanges_of, measure_exchange
 from thinwire.edges import fixed_buckets as regroup
+from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.transport import ThreadNet, ThreadWorld
 
 MB = 1 << 18  # elements of float32 in a mebibyte

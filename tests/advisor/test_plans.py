@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from thinwire.engine.context import ExchangeContext, Hyper
 from workers import noise
 
 import thinwire
 from thinwire.advisor.cost import bucket_layouts, plan_exchange
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.transport import ThreadNet, ThreadWorld
 
 ROWS = [("a.weight", 0, torch.Size([64, 300])), ("a.bias", 1, torch.Size([64])), ("b.weight", 2, torch.Size([9000, 4])),

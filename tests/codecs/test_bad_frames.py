@@ -38,10 +38,10 @@ from frame_samples import (
     turn_of,
 )
 from tensor_bytes import to_bytes, to_tensor
-from thinwire.engine.context import ExchangeContext, Hyper
 from torch import Tensor
 
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.errors import FrameError

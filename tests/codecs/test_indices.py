@@ -10,12 +10,12 @@ from generators import torch_generator_untouched  # noqa: F401  every test of th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensor_bytes import to_bytes, to_tensor
-from thinwire.engine.context import ExchangeContext
 from torch import Tensor
 
 from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import Body
 from thinwire.codecs.indices import IndexPlan, RiceSections, decode_indices, index_budget
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 

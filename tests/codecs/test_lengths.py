@@ -9,10 +9,10 @@ import plain_wire as plain
 import pytest
 import torch
 from oracles.selection import balanced
-from thinwire.engine.context import ExchangeContext, Hyper
 from traffic import layout_of, sparse_nbytes
 
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.methods import DGC, GradientDropping

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from thinwire.engine.context import ExchangeContext, Hyper
 from workers import noise
 
 import thinwire
-from thinwire.engine.exchange import Exchange
+from thinwire.engine.aggregators import Exchange
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.transport import ThreadNet, ThreadWorld
 
 SPECS = ["dgc", "dropping", "gtopk", "terngrad:dense_below=0", "terngrad:dense_below=0,share_scaler=false",

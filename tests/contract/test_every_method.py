@@ -15,14 +15,14 @@ import torch
 import workers
 from cluster import Cluster
 from paths import ROOT
-from thinwire.engine.context import ExchangeContext, Hyper
 from workers import noise, sentence_of
 
 import thinwire
 from thinwire.advisor.cost import bucket_layouts, plan_exchange
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather
-from thinwire.engine.exchange import Exchange
+from thinwire.engine.aggregators import Exchange
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.memory import ErrorFeedback
 from thinwire.transport import ThreadNet, ThreadWorld

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from allocations import Allocations
-from thinwire.engine.context import ExchangeContext, Hyper
 
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.kernels import native
 from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
-from thinwire.engine.context import ExchangeContext, Hyper
 from torch import Tensor
 
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather, GlobalTopK
 from thinwire.compressors import TopK
-from thinwire.engine.exchange import Exchange
+from thinwire.engine.aggregators import Exchange
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.kernels import stream_key

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 import workers
 from cluster import Cluster
-from thinwire.engine.context import ExchangeContext, Hyper
 from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import LR, Run, Training, own_part
 
 import thinwire
-from thinwire.engine.exchange import DenseMean
+from thinwire.engine.aggregators import DenseMean
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.hierarchy import Hierarchy, machine_groups
 from thinwire.engine.layout import Layout
 from thinwire.errors import NonFiniteError

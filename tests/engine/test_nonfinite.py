@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
-from thinwire.engine.context import ExchangeContext, Hyper
 from torch import Tensor
 
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.errors import NonFiniteError
 from thinwire.methods import METHODS

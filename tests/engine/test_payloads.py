@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
-from thinwire.engine.context import ExchangeContext
 from torch import Tensor
 
 from thinwire.codecs import SparseCodec
+from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Accepted, Signs, Sparse, Ternary
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from thinwire.engine.context import ExchangeContext, Hyper
 
 from thinwire import kernels
 from thinwire.codecs import SparseCodec
 from thinwire.compressors import TopK
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.engine.workspace import BACK, Workspace

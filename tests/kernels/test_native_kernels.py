@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import ROOT
-from thinwire.engine.context import ExchangeContext, Hyper
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.collectives.shards import shards
 from thinwire.compressors import Ternarize
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse, TernaryDraw
 from thinwire.errors import FrameError

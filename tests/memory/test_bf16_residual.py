@@ -8,10 +8,10 @@ import pytest
 import torch
 import workers
 from cluster import Cluster
-from thinwire.engine.context import ExchangeContext, Hyper
 from workers import LR, Run, own_part, tensors_of
 
 import thinwire
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.memory import ErrorFeedback, MomentumCorrection, RescaledError
 from thinwire.transport import ThreadNet, ThreadWorld

@@ -9,8 +9,8 @@ from torch import Tensor
 import thinwire
 from thinwire.collectives import VoteServer
 from thinwire.compressors import Sign
+from thinwire.engine.aggregators import Exchange
 from thinwire.engine.context import ExchangeContext, Hyper
-from thinwire.engine.exchange import Exchange
 from thinwire.engine.payloads import clear
 from thinwire.kernels import cpu, native, reference
 from thinwire.memory import MomentumCorrection

@@ -12,9 +12,9 @@ import torch
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.engine.context import ExchangeContext, Hyper
 from torch import Tensor
 
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Accepted, Sparse
 from thinwire.memory import ErrorFeedback, LocalClipping, MomentumCorrection, NoMemory, RescaledError, Velocity

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 import workers
-from thinwire.engine.context import ExchangeContext, Hyper
 
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.named_state import NamedState, round_by_chance
 

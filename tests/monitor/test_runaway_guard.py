@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import Run, Training, noise, own_part
 
 import thinwire
-from thinwire.engine.context import Probe
 from thinwire.monitor.health import Guard
 from thinwire.transport import ThreadNet, ThreadWorld
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from tensor_bytes import to_tensor
-from thinwire.engine.context import ExchangeContext, Hyper
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs, Sparse, Ternary
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import plain_wire as plain
 import torch
-from thinwire.engine.context import ExchangeContext, Hyper
 from torch import Tensor
 
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.methods import Method, Noop
 from thinwire.transport import ThreadNet, ThreadWorld

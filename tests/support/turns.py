@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from thinwire.engine.context import ExchangeContext, Hyper
-
 from thinwire.engine.layout import Layout
 
 

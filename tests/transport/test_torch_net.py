@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from thinwire.engine.context import ExchangeContext, Hyper
 
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.methods import parse_method
 from thinwire.transport import Net, ThreadWorld, TorchNet

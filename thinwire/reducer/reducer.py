@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,10 +17,9 @@ from thinwire.checkpoint.format import STATE_FORMAT, StateShape, pack, state_for
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.hierarchy import machine_groups
-from thinwire.engine.layout import Layout, memory_flat, shaped_like
+from thinwire.engine.layout import Layout, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.norms import UNMEASURED, Measured
-from thinwire.engine.optimizer import NoOptimizer, OptimizerView
 from thinwire.engine.stages import Clock
 from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
 from thinwire.engine.worker import Worker
@@ -31,12 +29,13 @@ from thinwire.methods.running import RunningMethod
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.monitors import Monitors
 from thinwire.monitor.stragglers import SAMPLE_EVERY
+from thinwire.reducer.hand_over import HandOver
+from thinwire.reducer.named_gradients import copy_back, flat_like, places_of
+from thinwire.reducer.setup import EdgeTerms, HierarchySpec, checked, form_of, group_of
+from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats
-from thinwire.transport import Net, TorchNet, overhead
+from thinwire.transport import Net, overhead
 from thinwire.transport.groups import check_agreement
-from thinwire.transport.nets import GroupNets, Nets
-
-HierarchySpec = str | int | Sequence[Sequence[int]] | None
 
 
 @dataclass
@@ -71,14 +70,6 @@ class Entering(Protocol):
     def written(self, layout: Layout, gradients: Sequence[Tensor]) -> None:
         """The mean is in the gradients."""
         ...
-
-
-@dataclass(frozen=True)
-class EdgeTerms:
-    """What an edge adds to what all ranks must agree on before anything is changed, or the error that it found."""
-
-    description: Mapping[str, object] = field(default_factory=dict)
-    error: str | None = None
 
 
 class Reducer:
@@ -118,12 +109,12 @@ class Reducer:
     ) -> None:
         terms = terms or EdgeTerms()
         self.parameters: dict[str, Tensor] = dict(named_tensors)
-        parent, ranks, make_nets = _group_of(group, self.parameters)
+        parent, ranks, make_nets = group_of(group, self.parameters)
         error, machines, view, chosen = terms.error, None, None, None
         try:
             if error is None:
                 chosen = parse_method(method) if isinstance(method, str) else method
-                view = _checked(self.parameters, optimizer, chosen)
+                view = checked(self.parameters, optimizer, chosen)
                 machines = machine_groups(hierarchy, ranks)
                 check_skipping(on_nonfinite, scaler)
                 check_watched(chosen, guard, check_replicas_every, guard_every)
@@ -133,7 +124,7 @@ class Reducer:
         description = {
             "method": repr(chosen),
             "hierarchy": [list(ranks) for ranks in machines] if machines is not None else None,
-            "parameters": {name: _form_of(p) for name, p in self.parameters.items()},
+            "parameters": {name: form_of(p) for name, p in self.parameters.items()},
             "on_nonfinite": on_nonfinite,
             "gated": str(skips),
             "guard": str(guard),
@@ -155,6 +146,7 @@ class Reducer:
         self.worker = Worker(self.nets.compute_device, self.nets.report)
         self.stepped: Callable[[], None] = lambda: None  # called after every step of the optimizer that counts
         self.drifted = False  # the ranks' parameters differ, and this is not inside averaged()
+        self._hand_over = HandOver(self.parameters, view, self.nets)
         self._pending: dict[str, Tensor] = {}  # gradients that enter the next exchange
         self._attached = True
         self._handles: list[Any] = []
@@ -177,8 +169,8 @@ class Reducer:
     def reduce(self, gradients: Mapping[str, Tensor]) -> None:
         """Replace every gradient by the group's mean, in place; one step. All ranks give the same names."""
         self._wait()
-        ordinals = self._ordinals(gradients)
-        parts = {place: _flat_like(self.parameters[name], gradients[name]) for place, name in ordinals.items()}
+        ordinals = places_of(gradients, self.parameters)
+        parts = {place: flat_like(self.parameters[name], gradients[name]) for place, name in ordinals.items()}
         hypers = dict(zip(ordinals, self.view.hypers(self.parameters[name] for name in ordinals.values()), strict=True))
         scale = self.skipper.scale() if self.skipper is not None else 1.0
         step = self.progress.step
@@ -198,23 +190,7 @@ class Reducer:
 
         self.worker.run(work)
         for place, name in ordinals.items():
-            _copy_back(parts[place], self.parameters[name], gradients[name])
-
-    def _ordinals(self, gradients: Mapping[str, Tensor]) -> dict[int, str]:
-        """The names by their places in the model; a ValueError where a gradient is not one of theirs."""
-        places = {name: place for place, name in enumerate(self.parameters)}
-        for name, gradient in gradients.items():
-            if name not in places:
-                raise ValueError(f"reduce got a gradient {name!r}, which is none of the reducer's tensors")
-            if not isinstance(gradient, Tensor) or gradient.shape != self.parameters[name].shape:
-                form = tuple(gradient.shape) if isinstance(gradient, Tensor) else type(gradient).__name__
-                expected = tuple(self.parameters[name].shape)
-                raise ValueError(f"reduce got {form} for {name!r}, whose shape is {expected}; give a gradient as large")
-            if not gradient.is_floating_point() or gradient.is_sparse:
-                raise ValueError(f"reduce got a gradient of {name!r} that is not of dense real numbers; make it so")
-        if not gradients:
-            raise ValueError("reduce got no gradients: give at least one, by the name of its tensor")
-        return {places[name]: name for name in gradients}
+            copy_back(parts[place], self.parameters[name], gradients[name])
 
     def _groups(self, ordinals: tuple[int, ...]) -> list[tuple[int, ...]]:
         """What travels together: all of it, or where that changes the result, groups that the model alone decides."""
@@ -264,7 +240,7 @@ class Reducer:
             self.monitors.add(step, self.running.aggregator.reduce(context, parts, norms))
             if apply and self.running.takes_weight_decay:
                 # No step follows here, but this rank's share of the weight decay needs the parameters of the moment.
-                self._apply({segment.name: part for segment, part in zip(segments, parts, strict=True)})
+                self._hand_over.apply({segment.name: part for segment, part in zip(segments, parts, strict=True)})
             if scale != 1.0:
                 torch._foreach_mul_(parts, scale)
             if entering is not None:
@@ -321,42 +297,7 @@ class Reducer:
         """``stats``, on request without the residual's norm (then nan), which costs a pass over the residual."""
         if self._attached:
             self.worker.wait()
-        nets, progress, aggregator = self.nets, self.progress, self.running.aggregator
-        traffic, communicating = nets.between.traffic, nets.seconds
-        pace = self.monitors.stragglers.pace
-        slowest, because = pace.slowest or (None, "")
-        compensating = progress.spent.compensating + aggregator.clock.compensating
-        compressing = progress.spent.compressing + aggregator.clock.compressing
-        busy = self.worker.busy_s
-        if busy is not None:  # the host's clock would count the wait for the backward pass, too
-            compensating, compressing = 0.0, max(0.0, busy - communicating)
-        guard = self.monitors.health
-        health = guard.health if guard is not None else None
-        return Stats(
-            steps=progress.step - progress.steps_before,
-            world_size=nets.between.size,
-            frame_bytes=traffic.handed,
-            dense_bytes=progress.dense_bytes,
-            bytes_sent=traffic.sent,
-            bytes_received=traffic.received,
-            bytes_inside=nets.inside.traffic.sent if nets.inside is not None else 0,
-            seconds_compensating=compensating,
-            seconds_compressing=compressing,
-            seconds_communicating=communicating,
-            seconds_waiting=self.worker.waited_s,
-            residual_norm=aggregator.residual_square_sum() ** 0.5 if residual_norm else math.nan,
-            steps_skipped=self.skipper.skipped if self.skipper is not None else 0,
-            residual_to_gradient=health.residual_to_gradient if health is not None else None,
-            compression_error=health.compression_error if health is not None else None,
-            staleness=health.staleness if health is not None else None,
-            runaways=guard.runaways if guard is not None else 0,
-            density=self.running.density(progress.step),
-            waited_s=pace.waited_s,
-            slowest_rank=slowest,
-            slow_because=because,
-            bytes_overhead=nets.bytes_overhead,
-            steps_before=max(0, progress.steps_before),
-        )
+        return stats_of(self, residual_norm)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -384,12 +325,13 @@ class Reducer:
         """
         self._wait()
         chosen = self._agree_on(method)
-        self._reunite()
-        old, own = self.running, self.nets.own
+        hand_over, old = self._hand_over, self.running
+        if self.method.replicas_drift:
+            hand_over.make_equal()
         took, takes = old.takes_momentum, chosen.takes_momentum(self.view.is_sgd)
-        velocity, rest = old.kept("velocity"), self._leftover()
+        velocity, rest = old.kept("velocity"), hand_over.leftover(old)
         if took and not takes:
-            self.view.take_velocity(self._mean_velocity())
+            self.view.take_velocity(hand_over.mean_velocity(old))
         elif takes and not took:
             velocity = self.view.give_velocity()
         self._uninstall()
@@ -408,7 +350,7 @@ class Reducer:
         elif takes and "residual" in self.running.memory.state.kinds:
             self.running.keep("residual", {name: tensor * self.running.weight for name, tensor in rest.items()})
         else:
-            self._apply(self._mean_over_ranks(rest, own))
+            hand_over.apply(hand_over.mean_over_ranks(rest))
 
     def _agree_on(self, method: Method | str) -> Method:
         """The method that all ranks switch to; the same ValueError on all of them where one cannot."""
@@ -443,13 +385,15 @@ class Reducer:
                 self.view.take_velocity(self.running.kept("velocity"))
             self._leave()
             return {}
-        self._reunite()
+        hand_over = self._hand_over
+        if self.method.replicas_drift:
+            hand_over.make_equal()
         if self.running.takes_momentum:
-            self.view.take_velocity(self._mean_velocity())
-        rest = self._leftover()
+            self.view.take_velocity(hand_over.mean_velocity(self.running))
+        rest = hand_over.leftover(self.running)
         for name, pending in self._pending.items():
             rest[name] = rest[name] + pending if name in rest else pending
-        mean = self._mean_over_ranks(rest, self.nets.own)
+        mean = hand_over.mean_over_ranks(rest)
         self.abandon()
         return {name: shaped_like(tensor, self.parameters[name].detach()) for name, tensor in mean.items()}
 
@@ -484,45 +428,6 @@ class Reducer:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-    # ------------------------------------------------------------------------------------------- what it keeps
-
-    def _mean_velocity(self) -> dict[str, Tensor]:
-        return self._mean_over_ranks(self.running.shared(self.running.kept("velocity")), self.nets.own)
-
-    def _leftover(self) -> dict[str, Tensor]:
-        numels = {name: p.numel() for name, p in self.parameters.items()}
-        rates = {name: self.view.hyper(p).lr for name, p in self.parameters.items()}
-        return self.running.aggregator.leftover(numels, rates)
-
-    def _reunite(self) -> None:
-        """Make the replicas equal again after a method that lets them drift apart: parameters and optimizer state."""
-        if self.method.replicas_drift:
-            tensors = [*self.parameters.values(), *self.view.states_like_parameters()]
-            with overhead(self.nets.own):
-                average_parameters(tensors, self.nets.own)
-
-    def _apply(self, mean: Mapping[str, Tensor]) -> None:
-        """Step by an update that momentum has acted on already: w -= lr * mean."""
-        with torch.no_grad():
-            for name, update in mean.items():
-                parameter = self.parameters[name]
-                hyper = self.view.hyper(parameter)
-                rate = hyper.lr if hyper.maximize else -hyper.lr
-                parameter.add_(shaped_like(update, parameter.detach()), alpha=rate)
-
-    def _mean_over_ranks(self, mine: Mapping[str, Tensor], net: Any) -> dict[str, Tensor]:
-        """The mean of per-parameter vectors over all ranks; a rank without one counts as zero."""
-        sizes = [p.numel() for p in self.parameters.values()]
-        flat = torch.zeros(sum(sizes), dtype=torch.float32, device=self.nets.compute_device)
-        views = dict(zip(self.parameters, flat.split(sizes), strict=True))
-        for name, tensor in mine.items():
-            views[name].copy_(tensor.reshape(-1))
-        net.stage = "move what was not sent"
-        with overhead(net):
-            net.all_reduce(flat)
-        flat.div_(net.size)
-        return {name: view.clone() for name, view in views.items()}
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
@@ -583,66 +488,3 @@ class Reducer:
         """
         group = {"world_size": self.nets.own.size, "hierarchy": self.nets.groups}
         self.load_state_dict(read_states(checkpoint_id, key, self.nets.own.rank, group))
-
-
-def _group_of(group: Any, parameters: Mapping[str, Tensor]) -> tuple[TorchNet | None, int, Callable[[Any], Nets]]:
-    """A net for small agreements (None where all ranks run in one process, from one call), the number of ranks, and
-    what makes the nets of the exchanges when all ranks have agreed."""
-    if group is None or isinstance(group, dist.ProcessGroup):
-        if not dist.is_initialized():
-            raise ValueError(
-                "a Reducer needs a process group: call torch.distributed.init_process_group first, or start the script "
-                "with torchrun"
-            )
-        process_group: Any = group if group is not None else dist.group.WORLD
-        device = next((p.device for p in parameters.values()), torch.device("cpu"))
-        parent = TorchNet(process_group, device)
-        return parent, parent.size, lambda machines: GroupNets(process_group, device, machines)
-    return None, group.size, lambda machines: Nets(group)
-
-
-def _form_of(parameter: Tensor) -> str:
-    return f"{list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}"
-
-
-def _checked(
-    parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, method: Any
-) -> OptimizerView | NoOptimizer:
-    """The optimizer as the engine reads it; a ValueError where parameters, optimizer and method do not fit."""
-    if isinstance(method, type) and issubclass(method, Method):
-        raise ValueError(f"method is the class {method.__name__}; make one of it: thinwire.{method.__name__}()")
-    if not isinstance(method, Method):
-        raise ValueError(f"method must be a thinwire method such as thinwire.DGC() or its string form, not {method!r}")
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"attach needs a torch optimizer, not {type(optimizer).__name__}")
-    for name, parameter in parameters.items():
-        if not parameter.is_floating_point():
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise ValueError(
-                f"parameter {name!r} is {kind}; gradients are exchanged as float32, so use real parameters"
-            )
-    method.check_exclude(list(parameters))
-    view = OptimizerView(optimizer, dict(parameters)) if optimizer is not None else NoOptimizer()
-    if optimizer is None and method.averaging_interval is not None:
-        raise ValueError(
-            f"{method} averages the parameters every {method.averaging_interval} optimizer steps and must see them; "
-            "give optimizer="
-        )
-    if method.takes_momentum(view.is_sgd):
-        view.check_takeover(method.name)
-    return view
-
-
-def _flat_like(parameter: Tensor, gradient: Tensor) -> Tensor:  # -> (numel,)
-    """The gradient's elements in the order in which the parameter's lie in memory: a view where that is theirs."""
-    gradient = gradient.detach()
-    if gradient.stride() == parameter.stride():
-        return memory_flat(gradient)
-    return memory_flat(torch.empty_like(parameter, dtype=gradient.dtype, device=gradient.device).copy_(gradient))
-
-
-def _copy_back(part: Tensor, parameter: Tensor, gradient: Tensor) -> None:
-    """Put the mean where the gradient lies, where it is not there already."""
-    if part.untyped_storage().data_ptr() != gradient.untyped_storage().data_ptr():
-        with torch.no_grad():
-            gradient.copy_(shaped_like(part, parameter.detach()))

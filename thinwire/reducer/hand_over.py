@@ -1,0 +1,59 @@
+"""What a method keeps between two steps, handed to the next one, to the optimizer or to the user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.layout import shaped_like
+from thinwire.engine.local_gradients import average_parameters
+from thinwire.engine.optimizer import NoOptimizer, OptimizerView
+from thinwire.methods.running import RunningMethod
+from thinwire.transport import overhead
+from thinwire.transport.nets import Nets
+
+
+class HandOver:
+    """Vectors by parameter name. What moves bytes is a collective call."""
+
+    def __init__(self, parameters: dict[str, Tensor], view: OptimizerView | NoOptimizer, nets: Nets) -> None:
+        self._parameters, self._view, self._nets = parameters, view, nets
+
+    def mean_velocity(self, running: RunningMethod) -> dict[str, Tensor]:
+        return self.mean_over_ranks(running.shared(running.kept("velocity")))
+
+    def leftover(self, running: RunningMethod) -> dict[str, Tensor]:
+        """This rank's share of what was not sent, in units of the present learning rates."""
+        numels = {name: p.numel() for name, p in self._parameters.items()}
+        rates = {name: self._view.hyper(p).lr for name, p in self._parameters.items()}
+        return running.aggregator.leftover(numels, rates)
+
+    def make_equal(self) -> None:
+        """Make replicas that drifted apart equal again: parameters and optimizer state."""
+        tensors = [*self._parameters.values(), *self._view.states_like_parameters()]
+        with overhead(self._nets.own):
+            average_parameters(tensors, self._nets.own)
+
+    def apply(self, mean: Mapping[str, Tensor]) -> None:
+        """Step by an update that momentum has acted on already: w -= lr * mean."""
+        with torch.no_grad():
+            for name, update in mean.items():
+                parameter = self._parameters[name]
+                hyper = self._view.hyper(parameter)
+                rate = hyper.lr if hyper.maximize else -hyper.lr
+                parameter.add_(shaped_like(update, parameter.detach()), alpha=rate)
+
+    def mean_over_ranks(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mean of per-parameter vectors over all ranks; a rank without one counts as zero."""
+        net, sizes = self._nets.own, [p.numel() for p in self._parameters.values()]
+        flat = torch.zeros(sum(sizes), dtype=torch.float32, device=self._nets.compute_device)
+        views = dict(zip(self._parameters, flat.split(sizes), strict=True))
+        for name, tensor in mine.items():
+            views[name].copy_(tensor.reshape(-1))
+        net.stage = "move what was not sent"
+        with overhead(net):
+            net.all_reduce(flat)
+        flat.div_(net.size)
+        return {name: view.clone() for name, view in views.items()}

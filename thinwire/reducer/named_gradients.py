@@ -1,0 +1,42 @@
+"""Gradients by name, as the engine takes them: flat, in the order in which the parameters' elements lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.layout import memory_flat, shaped_like
+
+
+def places_of(gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[int, str]:
+    """The names by their places in the model; a ValueError where a gradient is not one of theirs."""
+    places = {name: place for place, name in enumerate(parameters)}
+    for name, gradient in gradients.items():
+        if name not in places:
+            raise ValueError(f"reduce got a gradient {name!r}, which is none of the reducer's tensors")
+        if not isinstance(gradient, Tensor) or gradient.shape != parameters[name].shape:
+            form = tuple(gradient.shape) if isinstance(gradient, Tensor) else type(gradient).__name__
+            expected = tuple(parameters[name].shape)
+            raise ValueError(f"reduce got {form} for {name!r}, whose shape is {expected}; give a gradient as large")
+        if not gradient.is_floating_point() or gradient.is_sparse:
+            raise ValueError(f"reduce got a gradient of {name!r} that is not of dense real numbers; make it so")
+    if not gradients:
+        raise ValueError("reduce got no gradients: give at least one, by the name of its tensor")
+    return {places[name]: name for name in gradients}
+
+
+def flat_like(parameter: Tensor, gradient: Tensor) -> Tensor:  # -> (numel,)
+    """The gradient's elements in the order in which the parameter's lie in memory: a view where that is theirs."""
+    gradient = gradient.detach()
+    if gradient.stride() == parameter.stride():
+        return memory_flat(gradient)
+    return memory_flat(torch.empty_like(parameter, dtype=gradient.dtype, device=gradient.device).copy_(gradient))
+
+
+def copy_back(part: Tensor, parameter: Tensor, gradient: Tensor) -> None:
+    """Put the mean where the gradient lies, where it is not there already."""
+    if part.untyped_storage().data_ptr() != gradient.untyped_storage().data_ptr():
+        with torch.no_grad():
+            gradient.copy_(shaped_like(part, parameter.detach()))

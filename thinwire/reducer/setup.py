@@ -1,0 +1,74 @@
+"""What a reducer is made from, checked: its group, its tensors, its optimizer, its method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.engine.optimizer import NoOptimizer, OptimizerView
+from thinwire.methods import Method
+from thinwire.transport import TorchNet
+from thinwire.transport.nets import GroupNets, Nets
+
+HierarchySpec = str | int | Sequence[Sequence[int]] | None
+
+
+@dataclass(frozen=True)
+class EdgeTerms:
+    """What an edge adds to what all ranks must agree on before anything is changed, or the error that it found."""
+
+    description: Mapping[str, object] = field(default_factory=dict)
+    error: str | None = None
+
+
+def group_of(group: Any, parameters: Mapping[str, Tensor]) -> tuple[TorchNet | None, int, Callable[[Any], Nets]]:
+    """A net for small agreements (None where all ranks run in one process, from one call), the number of ranks, and
+    what makes the nets of the exchanges when all ranks have agreed."""
+    if group is None or isinstance(group, dist.ProcessGroup):
+        if not dist.is_initialized():
+            raise ValueError(
+                "a Reducer needs a process group: call torch.distributed.init_process_group first, or start the script "
+                "with torchrun"
+            )
+        process_group: Any = group if group is not None else dist.group.WORLD
+        device = next((p.device for p in parameters.values()), torch.device("cpu"))
+        parent = TorchNet(process_group, device)
+        return parent, parent.size, lambda machines: GroupNets(process_group, device, machines)
+    return None, group.size, lambda machines: Nets(group)
+
+
+def form_of(parameter: Tensor) -> str:
+    return f"{list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}"
+
+
+def checked(
+    parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, method: Any
+) -> OptimizerView | NoOptimizer:
+    """The optimizer as the engine reads it; a ValueError where parameters, optimizer and method do not fit."""
+    if isinstance(method, type) and issubclass(method, Method):
+        raise ValueError(f"method is the class {method.__name__}; make one of it: thinwire.{method.__name__}()")
+    if not isinstance(method, Method):
+        raise ValueError(f"method must be a thinwire method such as thinwire.DGC() or its string form, not {method!r}")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"attach needs a torch optimizer, not {type(optimizer).__name__}")
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"parameter {name!r} is {kind}; gradients are exchanged as float32, so use real parameters"
+            )
+    method.check_exclude(list(parameters))
+    view = OptimizerView(optimizer, dict(parameters)) if optimizer is not None else NoOptimizer()
+    if optimizer is None and method.averaging_interval is not None:
+        raise ValueError(
+            f"{method} averages the parameters every {method.averaging_interval} optimizer steps and must see them; "
+            "give optimizer="
+        )
+    if method.takes_momentum(view.is_sgd):
+        view.check_takeover(method.name)
+    return view

@@ -294,4 +294,31 @@ def test_error_step(numels: tuple[int, ...]) -> None:
     torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-5)
 
 
+def test_the_default_type_changes_nothing() -> None:
+    numels = (4500, 700)
+    parts, segments = [noise(numel, 60 + numel) for numel in numels], segments_of(numels)
+    runs = tuple((numel, 1) for numel in numels)
+
+    def work() -> list[Tensor]:
+        search = gpu.Search(segments.starts, numels, [0, 1], [45, 7], DEVICE)
+        velocity, residual = (torch.zeros(sum(numels), dtype=torch.float32, device=DEVICE) for _ in range(2))
+        found = [search.thresholds, search.shares, search.smallest, search.indices, search.values]
+        for _ in range(2):
+            gpu.accumulate(parts, segments, velocity, residual, search)
+            found += [tensor.clone() for tensor in (velocity, residual, search.indices, search.values)]
+        scalers, limits = gpu.clipped_scalers(parts, 2.5)
+        return [*found, scalers, limits, *gpu.moments(parts), *gpu.blockwise_sign(residual, runs)]
+
+    made = []
+    try:
+        for default in (torch.float64, torch.bfloat16, torch.float32):
+            torch.set_default_dtype(default)
+            made.append(work())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for other in made[:2]:
+        for ours, expected in zip(other, made[2], strict=True):
+            assert ours.dtype == expected.dtype and torch.equal(ours, expected)
+
+
 assert os.environ.get("TRITON_INTERPRET") == "1" or ON_GPU, "run me through test_triton.py"

@@ -91,5 +91,6 @@ def slowest_s(net: Net, work: Callable[[], object]) -> float:
 
 def _ring_s(net: Net, nbytes: int) -> float:
     """Seconds of an all-reduce of so many bytes."""
-    buffer = net.to_wire(torch.ones(nbytes // 4))  # written once: no page of it is new to the system any more
+    # Written once: no page of it is new to the system any more.
+    buffer = net.to_wire(torch.ones(nbytes // 4, dtype=torch.float32))
     return slowest_s(net, lambda: net.all_reduce(buffer))

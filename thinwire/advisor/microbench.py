@@ -85,11 +85,12 @@ class ExchangeBenchmark:
     def __init__(self, method: Method, layouts: Sequence[Layout], net: Net, sgd: bool, device: torch.device) -> None:
         self.layouts = list(layouts)
         self._aggregator: Aggregator = method.aggregator(net, sgd)
-        noise = torch.randn(NOISE, generator=torch.Generator().manual_seed(net.rank)).to(device)
+        generator = torch.Generator().manual_seed(net.rank)
+        noise = torch.randn(NOISE, generator=generator, dtype=torch.float32).to(device)
         longest = max(layout.numel for layout in self.layouts)
         self._noise = noise.repeat(1 + -(-longest // NOISE))  # (longest or more, + NOISE,)
-        self._weights = [torch.zeros(layout.numel, device=device) for layout in self.layouts]
-        self._bucket = torch.empty(longest, device=device)
+        self._weights = [torch.zeros(layout.numel, dtype=torch.float32, device=device) for layout in self.layouts]
+        self._bucket = torch.empty(longest, dtype=torch.float32, device=device)
         self._device, self._step = device, 0
 
     def seconds(self, clock: Callable[[], float] = time.perf_counter) -> float:

@@ -180,7 +180,7 @@ class Transfer:
         plan = Plan(2 * (net.size - 1), 8 * (net.size - 1) / net.size)  # of one element; the latency comes once
         free_s = wanted_s - plan.rounds * link.alpha_s
         numel = free_s / (plan.nbytes * link.beta_s_per_byte) if link.beta_s_per_byte > 0 else 0.0
-        self._buffer = net.to_wire(torch.zeros(min(self.LARGEST, max(0, int(numel)))))
+        self._buffer = net.to_wire(torch.zeros(min(self.LARGEST, max(0, int(numel))), dtype=torch.float32))
 
     def _move(self) -> None:
         self._net.all_reduce(self._buffer)

@@ -69,7 +69,7 @@ def _cut_servers(
     states: Sequence[Mapping[str, Any]], numels: Mapping[str, int], topology: str, rank: int, size: int
 ) -> dict[str, Any]:
     """Put the servers' errors together, parameter by parameter, and cut out what the new rank serves."""
-    whole = {name: torch.zeros(numel) for name, numel in numels.items()}
+    whole = {name: torch.zeros(numel, dtype=torch.float32) for name, numel in numels.items()}
     rates: dict[str, float] = {}
     was_served: set[str] = set()
     for state in states:

@@ -223,7 +223,7 @@ class GlobalTopK(StatelessCollective):
             frame = path.frame(keeps_credit=rank == 0)
             if proxy:
                 net.send(rank + power, frame)
-                no_scales = torch.zeros(0, device=path.tail.device)
+                no_scales = torch.zeros(0, dtype=torch.float32, device=path.tail.device)
                 mask = Signs(path.alive[1], no_scales, ((path.alive[1].numel(), 1),))
                 net.send(rank + power, SignsCodec().encode(path.context, mask, no_scales, alarm=path.alarm))
         return path.alive[0]

@@ -105,7 +105,8 @@ class Shard:
         for piece in self.pieces:
             size = block or piece.segment.numel
             base = first[piece.segment.name]
-            parts.append(torch.arange(base + piece.start // size, base + (piece.stop - 1) // size + 1))
+            begin, end = base + piece.start // size, base + (piece.stop - 1) // size + 1
+            parts.append(torch.arange(begin, end, dtype=torch.int64))
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
 

@@ -39,4 +39,5 @@ class Sign:
         if bool(zero.any()):
             streams = [(stream_key(0, context.step, rank, s.name), 0, s.numel) for s in context.layout.coded]
             negative |= zero & coins(streams, x.device)
-        return Signs(negative, torch.zeros(0, device=x.device), tuple((s.numel, 1) for s in context.layout.coded))
+        no_scales = torch.zeros(0, dtype=torch.float32, device=x.device)
+        return Signs(negative, no_scales, tuple((s.numel, 1) for s in context.layout.coded))

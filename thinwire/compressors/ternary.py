@@ -43,7 +43,8 @@ class Ternarize:
         if parts:
             return clipped_scalers(parts, self.clip_sigma)
         # What an exchange without any tensor to ternarize is computed on only its parameters show.
-        return torch.zeros(0, device=context.weights[0].device if context.weights else None), None
+        device = context.weights[0].device if context.weights else None
+        return torch.zeros(0, dtype=torch.float32, device=device), None
 
     def limits(self, context: ExchangeContext, x: Gradient) -> Tensor | None:  # -> (T,) float32
         """Where every tensor is clipped (Eq. 21); None without clipping."""

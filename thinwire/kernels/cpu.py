@@ -30,7 +30,7 @@ def listing_entries(capacity: int) -> int:
 def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, rising
     n = x.numel()
     if k >= n or k == 0:
-        return torch.arange(min(k, n))
+        return torch.arange(min(k, n), dtype=torch.int64)
     x = ready(x, torch.float32)
     workspace = torch.empty(_search_entries(k), dtype=torch.int32)
     out, smallest = torch.empty(k, dtype=torch.int32), ctypes.c_float()
@@ -75,7 +75,7 @@ def select_scopes(
         workspace = torch.empty(entries, dtype=torch.int32)
     indices = out if out is not None else torch.empty(chosen, dtype=torch.int32)
     assert indices.numel() == chosen and (listed is None or workspace.numel() >= listed.numel())
-    passed, smallest = (I64 * scopes)(), torch.empty(scopes)
+    passed, smallest = (I64 * scopes)(), torch.empty(scopes, dtype=torch.float32)
     native.lib().tw_select_scopes(
         x.data_ptr(), scopes, int64s(bounds), int64s(ks),
         # An empty tensor has no address, but an empty list of candidates is one.
@@ -101,7 +101,8 @@ def zero_at(x: Tensor, indices: Tensor) -> None:
 def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
     like, a, b = a, narrow(a), narrow(b)
     a_values, b_values = ready(a_values, torch.float32), ready(b_values, torch.float32)
-    indices, values = torch.empty(a.numel() + b.numel(), dtype=torch.int32), torch.empty(a.numel() + b.numel())
+    both = a.numel() + b.numel()
+    indices, values = torch.empty(both, dtype=torch.int32), torch.empty(both, dtype=torch.float32)
     count = native.lib().tw_union_add(
         a.data_ptr(), a_values.data_ptr(), a.numel(), b.data_ptr(), b_values.data_ptr(), b.numel(), indices.data_ptr(),
         values.data_ptr(),
@@ -190,7 +191,7 @@ def scatter_add(
 
 def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:  # -> (T,) float32 both
     parts = [ready(part, torch.float32) for part in parts]
-    deviations, largest = torch.empty(len(parts)), torch.empty(len(parts))
+    deviations, largest = (torch.empty(len(parts), dtype=torch.float32) for _ in range(2))
     native.lib().tw_moments(len(parts), *pointers(parts), deviations.data_ptr(), largest.data_ptr(), native.threads())
     return deviations, largest
 
@@ -209,7 +210,9 @@ def ternarize_packed(
 ) -> Tensor:  # T vectors, (T,) float32 -> (ceil(n/5),) uint8
     parts = [ready(part, torch.float32) for part in parts]
     scales = ready(scales, torch.float32)
-    caps = torch.full((len(parts),), float("inf")) if limits is None else ready(limits, torch.float32)
+    if limits is None:
+        limits = torch.full((len(parts),), float("inf"), dtype=torch.float32)
+    caps = ready(limits, torch.float32)
     nbytes = -(-sum(part.numel() for part in parts) // 5)
     if out is None:
         out = torch.empty(nbytes, dtype=torch.uint8)
@@ -224,7 +227,7 @@ def ternarize_packed(
 def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:  # (n,) float32 -> (n,) bool, (B,) float32
     x = ready(x, torch.float32)
     negative = torch.empty(x.numel(), dtype=torch.bool)
-    scales = torch.empty(sum(count for _, count in runs))
+    scales = torch.empty(sum(count for _, count in runs), dtype=torch.float32)
     native.lib().tw_blockwise_sign(
         x.data_ptr(), *run_table(runs), negative.data_ptr(), scales.data_ptr(), native.threads()
     )

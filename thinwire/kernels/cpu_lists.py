@@ -24,7 +24,7 @@ def _cut(room: Entries, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 def take_at(x: Tensor, indices: Tensor, out: Tensor | None = None) -> Tensor:
     x, places = ready(x, torch.float32), narrow(indices)
-    out = out if out is not None else torch.empty(places.numel())
+    out = out if out is not None else torch.empty(places.numel(), dtype=torch.float32)
     assert out.numel() == places.numel()
     native.lib().tw_take_at(x.data_ptr(), places.data_ptr(), places.numel(), out.data_ptr())
     return out
@@ -80,14 +80,14 @@ def int8_quantize(values: Tensor, out: Tensor | None = None) -> tuple[Tensor, Te
     values, count = ready(values, torch.float32), values.numel()
     codes = out if out is not None else torch.empty(count, dtype=torch.int8)
     assert codes.numel() == count
-    scales = torch.empty(-(-count // INT8_CHUNK))
+    scales = torch.empty(-(-count // INT8_CHUNK), dtype=torch.float32)
     native.lib().tw_int8_quantize(values.data_ptr(), count, codes.data_ptr(), scales.data_ptr())
     return codes, scales
 
 
 def int8_dequantize(codes: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
     codes, scales = ready(codes, torch.int8), ready(scales, torch.float32)
-    out = out if out is not None else torch.empty(codes.numel())
+    out = out if out is not None else torch.empty(codes.numel(), dtype=torch.float32)
     assert out.numel() == codes.numel() <= INT8_CHUNK * scales.numel()
     native.lib().tw_int8_dequantize(codes.data_ptr(), scales.data_ptr(), codes.numel(), out.data_ptr())
     return out

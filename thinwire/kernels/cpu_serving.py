@@ -14,7 +14,7 @@ from thinwire.kernels.reference import Runs
 
 def sign_scales(x: Tensor, runs: Runs) -> Tensor:
     x = ready(x, torch.float32)
-    scales = torch.empty(sum(count for _, count in runs))
+    scales = torch.empty(sum(count for _, count in runs), dtype=torch.float32)
     native.lib().tw_blockwise_sign(x.data_ptr(), *run_table(runs), None, scales.data_ptr(), native.threads())
     return scales
 

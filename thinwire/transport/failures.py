@@ -119,7 +119,7 @@ def failure_detector_of(group: dist.ProcessGroup, device: torch.device, timeout_
 
     A collective call: the ranks agree on a token, because torchrun can keep a store, with old notes, over restarts.
     """
-    token = torch.tensor([secrets.randbits(62)], device=device)
+    token = torch.tensor([secrets.randbits(62)], dtype=torch.int64, device=device)
     dist.broadcast(token, group=group, group_src=0)
     store = store_of(group)
     store_host = None

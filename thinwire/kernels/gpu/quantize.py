@@ -151,9 +151,9 @@ def blockwise_sign(x: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:  # (n,) floa
     device, cuts = x.device, _cuts_of_runs(runs, x.device)
     num_words = -(-cuts.numel // 32)
     words = torch.empty(num_words, dtype=torch.int32, device=device)
-    sums = torch.empty(cuts.num_pieces, device=device)
+    sums = torch.empty(cuts.num_pieces, dtype=torch.float32, device=device)
     num_blocks = cuts.starts.numel()
-    scales = torch.empty(num_blocks, device=device)
+    scales = torch.empty(num_blocks, dtype=torch.float32, device=device)
     if cuts.num_tiles:
         _signs[(cuts.num_tiles,)](
             x, cuts.first_piece, cuts.block_of, cuts.starts, cuts.ends, sums, words, cuts.numel, num_words, TILE,

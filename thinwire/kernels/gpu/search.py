@@ -80,9 +80,9 @@ class Search:
         self.capacity = sum(capacities)
         self.num_blocks = max(1, -(-self.capacity // _BLOCK))
         self.sums_block = min(32768, max(1024, triton.next_power_of_2(self.num_tiles)))
-        self.thresholds = torch.full((scopes,), float("inf"), device=device)
-        self.shares = torch.full((scopes,), 0.95, device=device)
-        self.smallest = torch.zeros(scopes, device=device)
+        self.thresholds = torch.full((scopes,), float("inf"), dtype=torch.float32, device=device)
+        self.shares = torch.full((scopes,), 0.95, dtype=torch.float32, device=device)
+        self.smallest = torch.zeros(scopes, dtype=torch.float32, device=device)
 
         def ints(count: int) -> Tensor:
             return torch.zeros(max(count, 1), dtype=torch.int32, device=device)
@@ -103,7 +103,7 @@ class Search:
         self.list_key, self.list_index = (ints(self.capacity if large else 0) for _ in range(2))
         self.recorder: Recorder[Search] = Recorder(device)
         self.indices = torch.zeros(self.total, dtype=torch.int64, device=device)
-        self.values = torch.zeros(self.total, device=device)
+        self.values = torch.zeros(self.total, dtype=torch.float32, device=device)
 
     def choose(self, x: Tensor) -> None:
         """Launch everything between the marks and the chosen entries."""

@@ -19,6 +19,10 @@ def cached(rows: tuple[float, ...], dtype: torch.dtype, device: torch.device) ->
     return upload(torch.tensor(rows, dtype=dtype), device)
 
 
+def _range(*bounds: int) -> Tensor:  # -> int64, on the host
+    return torch.arange(*bounds, dtype=torch.int64)
+
+
 class Tiles:
     """Every segment cut into tiles of at most ``tile`` elements.
 
@@ -31,8 +35,8 @@ class Tiles:
         for count in counts:
             self.first.append(self.first[-1] + count)
         self.total = self.first[-1]
-        of = torch.repeat_interleave(torch.arange(len(numels)), torch.tensor(counts, dtype=torch.int64))  # (T,)
-        within = torch.arange(self.total) - torch.tensor(self.first[:-1], dtype=torch.int64)[of] if numels else of
+        of = torch.repeat_interleave(_range(len(numels)), torch.tensor(counts, dtype=torch.int64))  # (T,)
+        within = _range(self.total) - torch.tensor(self.first[:-1], dtype=torch.int64)[of] if numels else of
         self.segment = upload(of.to(torch.int32), device)  # (T,) the tile's segment
         self.offset = upload((within * tile).to(torch.int32), device)  # (T,) where it begins inside that segment
 
@@ -56,12 +60,12 @@ class Cuts:
         ends = torch.tensor(lengths, dtype=torch.int64).cumsum(0)  # (B,)
         self.numel = int(ends[-1]) if lengths else 0
         self.num_tiles = -(-self.numel // tile)
-        edges = torch.arange(1, self.num_tiles + 1) * tile
+        edges = _range(1, self.num_tiles + 1) * tile
         piece_ends = torch.unique(torch.cat([ends, edges.clamp(max=self.numel)]))  # sorted
         piece_ends = piece_ends[piece_ends > 0]
         blocks = torch.searchsorted(ends, piece_ends)  # (pieces,) the block each piece ends in
-        firsts = torch.searchsorted(piece_ends, torch.arange(self.num_tiles + 1) * tile, right=True)  # (tiles + 1,)
-        in_block = torch.searchsorted(blocks, torch.arange(len(lengths) + 1))  # (blocks + 1,)
+        firsts = torch.searchsorted(piece_ends, _range(self.num_tiles + 1) * tile, right=True)  # (tiles + 1,)
+        in_block = torch.searchsorted(blocks, _range(len(lengths) + 1))  # (blocks + 1,)
         starts = ends - torch.tensor(lengths, dtype=torch.int64)
         self.num_pieces = piece_ends.numel()
         self.first_piece, self.block_of, self.first_of_block, self.starts, self.ends = (

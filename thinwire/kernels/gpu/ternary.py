@@ -97,9 +97,9 @@ def _measured(parts: Sequence[Tensor], sigma: float) -> Tensor:  # T vectors -> 
     """Deviations, largest magnitudes, scalers and limits."""
     device, numels = parts[0].device, tuple(part.numel() for part in parts)
     tiles = tiles_of(numels, device, _TILE)
-    means, squares = torch.empty(2, max(tiles.total, 1), device=device).unbind()
+    means, squares = torch.empty(2, max(tiles.total, 1), dtype=torch.float32, device=device).unbind()
     largest = torch.empty(max(tiles.total, 1), dtype=torch.int32, device=device)
-    measured = torch.empty(4, len(parts), device=device)
+    measured = torch.empty(4, len(parts), dtype=torch.float32, device=device)
     lengths = cached(numels, torch.int32, device)
     if tiles.total:
         _tile_moments[(tiles.total,)](

@@ -87,7 +87,7 @@ def coins(streams: Sequence[tuple[int, int, int]], device: torch.device) -> Tens
     flips = torch.empty(total, dtype=torch.bool, device=device)
     chunk = _COINS_ON_HOST if device.type == "cpu" else _COINS_ELSEWHERE
     for start in range(0, total, chunk):
-        place = torch.arange(start, min(start + chunk, total), device=device)
+        place = torch.arange(start, min(start + chunk, total), dtype=torch.int64, device=device)
         stream = torch.bucketize(place, bounds, right=True)
         first, keys, salts = table[stream, 1:].to(torch.int32).unbind(dim=1)
         mixed = _mix((place + first).to(torch.int32) ^ keys)

@@ -17,7 +17,8 @@ def scatter_add(
     """
     if not parts or not lists:
         return
-    bounds = torch.tensor([*starts, starts[-1] + parts[-1].numel()], device=lists[0][0].device)
+    ends = [*starts, starts[-1] + parts[-1].numel()]
+    bounds = torch.tensor(ends, dtype=torch.int64, device=lists[0][0].device)
     for indices, values in lists:
         cuts = torch.searchsorted(indices, bounds).tolist()
         for place, (part, start) in enumerate(zip(parts, starts, strict=True)):

@@ -48,7 +48,7 @@ def pack_uints(values: Tensor, bits: int) -> Tensor:  # (n,) int64 in [0, 2**bit
     """Pack ``bits`` bits a number, lowest bit first, with no gaps."""
     if bits == 0:
         return torch.zeros(0, dtype=torch.uint8, device=values.device)
-    places = torch.arange(bits, device=values.device)
+    places = torch.arange(bits, dtype=torch.int64, device=values.device)
     return pack_bits(((values[:, None] >> places) & 1).to(torch.bool).flatten())
 
 
@@ -56,5 +56,5 @@ def unpack_uints(packed: Tensor, count: int, bits: int) -> Tensor:  # uint8 -> (
     """Undo pack_uints."""
     if bits == 0:
         return torch.zeros(count, dtype=torch.int64, device=packed.device)
-    places = torch.arange(bits, device=packed.device)
+    places = torch.arange(bits, dtype=torch.int64, device=packed.device)
     return (unpack_bits(packed, count * bits).view(count, bits).to(torch.int64) << places).sum(dim=1)

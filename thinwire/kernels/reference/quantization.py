@@ -20,7 +20,7 @@ def moments(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:  # T vectors of f
 
     Both are zero of an empty part; a nan shows in both, an infinity as no deviation (nan) and an infinite magnitude.
     """
-    zero = torch.zeros((), device=parts[0].device if parts else None)
+    zero = torch.zeros((), dtype=torch.float32, device=parts[0].device if parts else None)
     deviations = [part.std(correction=0) if part.numel() else zero for part in parts]
     largest = [part.abs().max() if part.numel() else zero for part in parts]
     return (torch.stack(deviations), torch.stack(largest)) if parts else (zero[None][:0], zero[None][:0])
@@ -135,7 +135,8 @@ def int8_quantize(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 -> (
     chunks = -(-count // INT8_CHUNK)
     padded = torch.nn.functional.pad(values, (0, chunks * INT8_CHUNK - count)).view(chunks, INT8_CHUNK)
     # Divided by a tensor: by a plain number, a GPU multiplies with the reciprocal, which rounds differently.
-    scales = padded.abs().amax(dim=1) / torch.full((), 127.0, device=values.device) if chunks else values.new_zeros(0)
+    steps = values.new_full((), 127.0)
+    scales = padded.abs().amax(dim=1) / steps if chunks else values.new_zeros(0)
     scales = torch.where(torch.isfinite(scales), scales, float("nan")).clamp(max=_INT8_LARGEST_SCALE)
     # A denormal scale makes the quotient overflow; the clamp keeps such a chunk within +-127.
     divisor = torch.where(scales > 0, scales, torch.ones_like(scales))

@@ -19,7 +19,7 @@ def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, ris
     """
     n = x.numel()
     if k >= n or k == 0:
-        return torch.arange(min(k, n), device=x.device)
+        return torch.arange(min(k, n), dtype=torch.int64, device=x.device)
     magnitude = _magnitude(x)
     threshold = torch.topk(magnitude, k, sorted=True).values[-1]
     above = torch.nonzero(magnitude > threshold).flatten()
@@ -66,7 +66,8 @@ def select_scopes(
     chosen: list[Tensor] = []
     cuts = [0] * len(bounds)
     if candidates is not None:
-        cuts = torch.searchsorted(candidates, torch.tensor(bounds, device=x.device)).tolist()
+        edges = torch.tensor(bounds, dtype=torch.int64, device=x.device)
+        cuts = torch.searchsorted(candidates, edges).tolist()
     for place, k in enumerate(ks):
         start, stop = bounds[place], bounds[place + 1]
         if candidates is not None and cuts[place + 1] - cuts[place] >= k:

@@ -1,6 +1,6 @@
 // Fuzzes the kernels that read bytes from the wire; not part of the library. `python tests/fuzz/fuzz_frames.py --native`
 // builds it with AddressSanitizer and UndefinedBehaviorSanitizer and runs it; every buffer is a heap block of exactly the
-// size that the caller in thinwire/kernels/cpu.py would give, so that one byte read or written too far is found. Results
+// size that the caller in thinwire/kernels/native would give, so that one byte read or written too far is found. Results
 // are compared with slow code that is obviously right. Inputs that reach new edges of the library (-fsanitize-coverage=
 // trace-pc) become seeds. With clang and -DTHINWIRE_LIBFUZZER -fsanitize=fuzzer the same entry point serves libFuzzer.
 

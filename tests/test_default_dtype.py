@@ -15,6 +15,7 @@ from cluster import Cluster
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
+from thinwire.kernels.dispatch import CHOSEN
 
 DEFAULTS = (torch.bfloat16, torch.float16, torch.float64)
 SIZES = (24, 300, 40)  # the layers: tensors that many ranks serve, and small ones that travel dense
@@ -170,17 +171,10 @@ def test_what_attach_can_do_besides_makes_the_same_bits_whatever_the_default_typ
 
 
 def compare_reference(group: dist.ProcessGroup) -> list[str]:
-    from thinwire import kernels
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("THINWIRE_KERNELS", "reference")
-        kernels._kernels.cache_clear()
-        try:
-            runs: list[tuple[str, dict[str, Any]]] = [(spec, {}) for spec in [*PLAIN, *VARIANTS]]
-            return compare(group, runs, [(torch.bfloat16, torch.float64)])
-        finally:
-            patch.undo()
-            kernels._kernels.cache_clear()
+        patch.setitem(CHOSEN, torch.device("cpu"), "reference")
+        runs: list[tuple[str, dict[str, Any]]] = [(spec, {}) for spec in [*PLAIN, *VARIANTS]]
+        return compare(group, runs, [(torch.bfloat16, torch.float64)])
 
 
 def test_plain_torch_kernels_make_the_same_bits_whatever_the_default_type_is(cluster: Cluster) -> None:

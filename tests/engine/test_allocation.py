@@ -11,7 +11,7 @@ from allocations import Allocations
 
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
-from thinwire.kernels import native
+from thinwire.kernels.native import library
 from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.methods import DGC, GradientDropping, GTopK, parse_method
 from thinwire.transport import TorchNet
@@ -48,7 +48,7 @@ def test_allocations_are_counted() -> None:
     assert counted.peak == 8000 and counted.live == 8000 and b.shape == c.shape
 
 
-needs_native = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
+needs_native = pytest.mark.skipif(library.handle() is None, reason=f"no native library here: {library.why_not()}")
 
 
 PAPERS = [PAPER_DGC, "dgc:density=0.001", PAPER_GTOPK]

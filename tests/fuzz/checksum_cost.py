@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
-from fuzz_judging import home, homes
+from fuzz_judging import backend, backends
 from fuzz_targets import CPU, ORIGIN, STEP
 from torch import Tensor
 
@@ -50,16 +49,16 @@ def checksum_costs(numel: int, repeats: int) -> list[dict[str, Any]]:
         ("DGC 0.1 %, fp32 rice", chosen, lambda payload: sparse.encode(context, payload, none), decode_sparse),
         ("BlockSign", signed, lambda payload: signs.encode(context, payload, none), decode_signs),
     ]
-    for module in homes():
-        with home(module):
+    for own in backends():
+        with backend(own):
             for name, choose, encode, decode in works:
-                rows.append(_cost(name, module, repeats, choose, encode, decode))
+                rows.append(_cost(name, own, repeats, choose, encode, decode))
     return rows
 
 
 def _cost(
     name: str,
-    module: ModuleType,
+    own: str,
     repeats: int,
     choose: Callable[[], Any],
     encode: Callable[[Any], Tensor],
@@ -80,7 +79,7 @@ def _cost(
             work()
             if context >= 2:
                 seconds[what].append(time.thread_time() - begin)
-    row: dict[str, Any] = {"frame": name, "home": module.__name__.rpartition(".")[2], "bytes": frame.numel()}
+    row: dict[str, Any] = {"frame": name, "backend": own, "bytes": frame.numel()}
     for what, times in seconds.items():
         row |= {f"{what}_{p}_ms": round(ms, 4) for p, ms in zip(("p20", "p50", "p80"), percentiles(times), strict=True)}
     # Encoding contains the checksum: where it seems faster, something else was measured.
@@ -91,11 +90,15 @@ def _cost(
 def print_costs(rows: list[dict[str, Any]]) -> None:
     names = ("checksum", "choose", "encode", "decode")
     print(
-        f"{'frame':22} {'home':10} {'bytes':>10} " + " ".join(f"{name:>10}" for name in names) + "  (ms of one thread)"
+        f"{'frame':22} {'backend':10} {'bytes':>10} "
+        + " ".join(f"{name:>10}" for name in names)
+        + "  (ms of one thread)"
     )
     for row in rows:
         times = [row[f"{name}_p50_ms"] for name in names]
         doubt = "" if row["consistent"] else "  disturbed: measure again"
         print(
-            f"{row['frame']:22} {row['home']:10} {row['bytes']:>10,} " + " ".join(f"{t:>10.3f}" for t in times) + doubt
+            f"{row['frame']:22} {row['backend']:10} {row['bytes']:>10,} "
+            + " ".join(f"{t:>10.3f}" for t in times)
+            + doubt
         )

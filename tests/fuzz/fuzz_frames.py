@@ -1,4 +1,4 @@
-"""Mutated frames against every decoder, in both kernel homes; native kernels under sanitizers; the checksum's cost.
+"""Mutated frames against every decoder, in both kernel backends; native kernels under sanitizers; the checksum's cost.
 
     python tests/fuzz/fuzz_frames.py --frames 1000000 --json benchmarks/results/fuzz_frames.json
     python tests/fuzz/fuzz_frames.py --native --frames 1000000
@@ -6,9 +6,9 @@
     python tests/fuzz/fuzz_frames.py --checksum
 
 A mutated frame must either be refused with one FrameError of one sentence, or be read as something whose invariants
-hold; both homes must say the same. Any other exception, a crash, a hang, an allocation far beyond the frame's length or
-a changed input is a finding: it is printed with the frame and the exit status is 1. Mutants that reach a new pair of
-consecutive lines of the codecs, or a new sentence, become seeds. The same seed gives the same frames.
+hold; both backends must say the same. Any other exception, a crash, a hang, an allocation far beyond the frame's
+length or a changed input is a finding: it is printed with the frame and the exit status is 1. Mutants that reach a
+new pair of consecutive lines of the codecs, or a new sentence, become seeds. The same seed gives the same frames.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from typing import Any
 
 import torch
 from checksum_cost import RESNET50, checksum_costs, print_costs
-from fuzz_judging import Fuzzer, Report, Tally, homes
+from fuzz_judging import Fuzzer, Report, Tally, backends
 from fuzz_native import build_native, build_sanitized_library, run_native, why_no_sanitizers
 from fuzz_targets import CPU
 
-from thinwire.kernels import native
+from thinwire.kernels.native import library
 from thinwire.lab.bench.rows import commit, hardware, today
 
 ADDRESS_SPACE_SLACK = 256 << 20
@@ -69,9 +69,9 @@ def _work(worker: int, seed: int, frames: int, seconds: float, notes: str, libra
 
 def _load(path: str) -> None:
     """Use this build of the native library."""
-    loaded = native.load(Path(path))
+    loaded = library.load(Path(path))
     assert not isinstance(loaded, str), loaded
-    native.library = lambda: loaded
+    library.handle = lambda: loaded
 
 
 def _watch(process: Any, notes: Path, inbox: Connection) -> Report:
@@ -98,7 +98,7 @@ def _accident(notes: Path, what: str) -> Report:
     written = notes.read_bytes()
     number, kind, nbytes = _NOTE.unpack_from(written)
     name, frame = kind.rstrip(b"\0").decode(), written[_NOTE.size : _NOTE.size + nbytes].hex()
-    finding = {"decoder": name, "home": "?", "what": f"{what} at frame {number}", "frame": frame}
+    finding = {"decoder": name, "backend": "?", "what": f"{what} at frame {number}", "frame": frame}
     return Report({name: Tally(number, 0, 0)}, findings=[finding])
 
 
@@ -185,7 +185,7 @@ def main(given: Sequence[str] | None = None) -> int:
         report = fuzz(options.frames, options.seed, options.seconds, options.workers, library)
         seconds = time.monotonic() - begin
     print(_table(report))
-    names = " and ".join(module.__name__.rpartition(".")[2] for module in homes())
+    names = " and ".join(backends())
     print(
         f"{report.frames:,} frames, each in {names}, in {seconds:.0f} s ({report.frames / max(seconds, 1e-9):,.0f}/s, "
         f"{1e6 * report.cpu_seconds / max(report.frames, 1):.0f} us of processor each); {report.sealed:,} with a right "
@@ -199,7 +199,7 @@ def main(given: Sequence[str] | None = None) -> int:
         options.json,
         {
             "frames": report.frames, "seconds": round(seconds, 1), "frames_a_second": round(report.frames / seconds, 1),
-            "cpu_seconds": round(report.cpu_seconds, 1), "workers": options.workers, "homes": names.split(" and "),
+            "cpu_seconds": round(report.cpu_seconds, 1), "workers": options.workers, "backends": names.split(" and "),
             "sanitized": options.sanitize, "sealed": report.sealed, "features": report.features,
             "seeds_kept": report.seeds_kept, "refusals": sorted(report.sentences),
             "largest_allocation": report.largest_allocation, "largest_ratio": round(report.largest_ratio, 1),

@@ -1,4 +1,4 @@
-"""Decodes mutants in every kernel home and judges what came out; see fuzz_frames.py."""
+"""Decodes mutants in every kernel backend and judges what came out; see fuzz_frames.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,16 @@ from fuzz_targets import ORIGIN, Target, make_targets
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinwire import kernels
 from thinwire.codecs import frame as frame_module
 from thinwire.errors import FrameError
-from thinwire.kernels import cpu, native, reference, serving
+from thinwire.kernels import reference
+from thinwire.kernels.dispatch import CHOSEN, NATIVE, REFERENCE
+from thinwire.kernels.native import library
 
 # Torch may make this much of a frame: plain torch turns every bit of a Rice code into an int64, twice.
 ALLOCATION_FACTOR, ALLOCATION_FLOOR = 256, 16384
 MOST_SEEDS, MOST_FINDINGS = 100, 20
+HOST = torch.device("cpu")
 
 
 class Edges:
@@ -38,7 +40,7 @@ class Edges:
 
     def __init__(self) -> None:
         codecs = str(Path(frame_module.__file__).parent)
-        self._watched = (codecs, *reference.__path__, str(serving.__file__))
+        self._watched = (codecs, *reference.__path__)
         self._codes: dict[CodeType, bool] = {}
         self._last = 0
         self.seen: set[object] = set()
@@ -79,19 +81,19 @@ class Allocations(TorchDispatchMode):
         return result
 
 
-def homes() -> list[ModuleType]:
-    return [reference, cpu] if native.library() is not None else [reference]
+def backends() -> list[str]:
+    return [REFERENCE, NATIVE] if library.handle() is not None else [REFERENCE]
 
 
 @contextmanager
-def home(module: ModuleType) -> Iterator[None]:
-    """All host kernels from this home."""
-    before = kernels._kernels
-    kernels._kernels = lambda device_type: module  # type: ignore[assignment]
+def backend(name: str) -> Iterator[None]:
+    """All host kernels from this backend."""
+    before = CHOSEN[HOST]
+    CHOSEN[HOST] = name
     try:
         yield
     finally:
-        kernels._kernels = before
+        CHOSEN[HOST] = before
 
 
 @dataclass
@@ -143,11 +145,11 @@ _NUMBERS = re.compile(r"\d+|b'.*'|b\".*\"")
 
 
 class Fuzzer:
-    """Mutates, decodes in every home, and judges; ``note`` is told about every frame before it is decoded."""
+    """Mutates, decodes in every backend, and judges; ``note`` is told about every frame before it is decoded."""
 
     def __init__(self, seed: int | str, note: Callable[[int, str, bytes], None] | None = None) -> None:
         self.mutator, self.targets, self.note = Mutator(seed), make_targets(), note
-        self.edges, self.homes, self.report = Edges(), homes(), Report()
+        self.edges, self.backends, self.report = Edges(), backends(), Report()
         self.started_seeds = sum(len(target.seeds) for target in self.targets)
 
     def run(self, frames: int, seconds: float = float("inf")) -> Report:
@@ -155,7 +157,7 @@ class Fuzzer:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for target in self.targets:  # what is known before anything was changed
             for seed in target.seeds:
-                self._attempt(target, seed, self.homes[0], trace=True)
+                self._attempt(target, seed, self.backends[0], trace=True)
         for number in range(frames):
             if number % 64 == 0 and (time.monotonic() - begin > seconds or len(report.findings) >= MOST_FINDINGS):
                 break
@@ -178,8 +180,7 @@ class Fuzzer:
         tally = report.tallies.setdefault(target.kind, Tally())
         tally.frames += 1
         outcomes = [
-            self._attempt(target, data, module, trace=module is reference, weigh=number % 16 == 0)
-            for module in self.homes
+            self._attempt(target, data, name, trace=name == REFERENCE, weigh=number % 16 == 0) for name in self.backends
         ]
         if any(outcome is None for outcome in outcomes):
             return
@@ -190,13 +191,13 @@ class Fuzzer:
         else:
             tally.read += 1
             if checksum(data) != struct.unpack_from("<I", data, 32)[0]:
-                self._finding(target, data, self.homes[0], "a frame with a wrong checksum was read")
-        for module, outcome in zip(self.homes[1:], outcomes[1:], strict=True):
+                self._finding(target, data, self.backends[0], "a frame with a wrong checksum was read")
+        for name, outcome in zip(self.backends[1:], outcomes[1:], strict=True):
             if not _same(first, outcome):
-                self._finding(target, data, module, f"the homes differ: {_brief(first)} and {_brief(outcome)}")
+                self._finding(target, data, name, f"the backends differ: {_brief(first)} and {_brief(outcome)}")
 
     def _attempt(
-        self, target: Target, data: bytes, module: ModuleType, *, trace: bool = False, weigh: bool = False
+        self, target: Target, data: bytes, name: str, *, trace: bool = False, weigh: bool = False
     ) -> str | list[Tensor] | None:
         """The sentence of a refusal or what was read; None after a finding."""
         frame = self._tensor(data)
@@ -204,7 +205,7 @@ class Fuzzer:
         outcome: str | list[Tensor]
         seen: set[object] = set()
         try:
-            with home(module):
+            with backend(name):
                 try:
                     if weigh:
                         with weight:
@@ -219,19 +220,19 @@ class Fuzzer:
                 except FrameError as error:
                     outcome = str(error)
         except Exception:
-            self._finding(target, data, module, traceback.format_exc(limit=-3))
+            self._finding(target, data, name, traceback.format_exc(limit=-3))
             return None
         if isinstance(outcome, str):
             head, _, what = outcome.partition(": ")
             if head != f"bad frame from {ORIGIN}" or not what or "\n" in what or ". " in what or len(what) > 160:
-                self._finding(target, data, module, f"not one sentence: {outcome!r}")
+                self._finding(target, data, name, f"not one sentence: {outcome!r}")
             kind = _NUMBERS.sub("#", what)
             self.report.sentences.add(kind)
             seen.add(kind)
         if weigh:
-            self._weigh(target, data, module, weight.largest)
+            self._weigh(target, data, name, weight.largest)
         if bytes(frame.numpy()) != data:
-            self._finding(target, data, module, "decoding changed the frame")
+            self._finding(target, data, name, "decoding changed the frame")
         if trace and not seen <= target.features:
             target.features |= seen
             if data not in target.seeds and len(data) < 8192:
@@ -254,17 +255,16 @@ class Fuzzer:
             return torch.from_numpy(foreign[shift:])
         return frame
 
-    def _weigh(self, target: Target, data: bytes, module: ModuleType, largest: int) -> None:
+    def _weigh(self, target: Target, data: bytes, name: str, largest: int) -> None:
         self.report.largest_allocation = max(self.report.largest_allocation, largest)
         if len(data) >= 1024:
             self.report.largest_ratio = max(self.report.largest_ratio, largest / len(data))
         if largest > ALLOCATION_FLOOR + ALLOCATION_FACTOR * len(data):
-            self._finding(target, data, module, f"{largest} bytes were allocated for a frame of {len(data)}")
+            self._finding(target, data, name, f"{largest} bytes were allocated for a frame of {len(data)}")
 
-    def _finding(self, target: Target, data: bytes, module: ModuleType, what: str) -> None:
-        where = module.__name__.rpartition(".")[2]
+    def _finding(self, target: Target, data: bytes, name: str, what: str) -> None:
         self.report.findings.append(
-            {"decoder": target.kind, "numel": target.numel, "home": where, "what": what, "frame": data.hex()}
+            {"decoder": target.kind, "numel": target.numel, "backend": name, "what": what, "frame": data.hex()}
         )
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from thinwire.codecs import frame as frame_module
 from thinwire.errors import FrameError
-from thinwire.kernels import checksum_around, cpu, native, reference
+from thinwire.kernels import checksum_around, reference
+from thinwire.kernels.dispatch import TABLE
+from thinwire.kernels.native import library
 from thinwire.kernels.reference import counters
 
 SEED = 20240
@@ -46,19 +48,20 @@ def test_fuzzer_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(frame_module, "_frame_checksum", lambda frame: torch.tensor(0))
         assert "wrong checksum was read" in finding()
     with monkeypatch.context() as patch:
-        patch.setattr(reference, "unpack_trits", lambda packed, count: torch.full((count,), 7, dtype=torch.int8))
+        wrong = lambda packed, count: torch.full((count,), 7, dtype=torch.int8)  # noqa: E731
+        patch.setitem(TABLE["unpack_trits"], "reference", wrong)
         assert "a trit that is none" in finding()
     with monkeypatch.context() as patch:
-        patch.setattr(reference, "unpack_bits", lambda packed, count: packed[10**9])
+        patch.setitem(TABLE["unpack_bits"], "reference", lambda packed, count: packed[10**9])
         assert "IndexError" in finding()
     with monkeypatch.context() as patch:
         right = reference.checksum
         patch.setattr(counters, "checksum", lambda words, start=0: (torch.empty(1 << 24), right(words, start))[1])
         assert "bytes were allocated" in finding()
-    if native.library() is not None:
+    if library.handle() is not None:
         with monkeypatch.context() as patch:
-            patch.setattr(cpu, "checksum_around", lambda words, hole: torch.tensor(0))
-            assert "the homes differ" in finding()
+            patch.setitem(TABLE["checksum_around"], "native", lambda words, hole: torch.tensor(0))
+            assert "the backends differ" in finding()
 
 
 def test_fuzzer_gives_the_same_frames_for_the_same_seed() -> None:

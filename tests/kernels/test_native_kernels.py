@@ -23,12 +23,14 @@ from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse, TernaryDraw
 from thinwire.errors import FrameError
-from thinwire.kernels import cpu, native, reference
+from thinwire.kernels import native, reference
+from thinwire.kernels.dispatch import CHOSEN
+from thinwire.kernels.native import library, quantization
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
+pytestmark = pytest.mark.skipif(library.handle() is None, reason=f"no native library here: {library.why_not()}")
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +43,7 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     sources = sorted(str(file) for file in (ROOT / "native").glob("*.cpp") if file.name != "fuzz.cpp")
     flags = ["-O2", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-DTHINWIRE_PORTABLE"]
     subprocess.run([compiler, "-shared", "-fPIC", *flags, *sources, "-pthread", "-o", str(path)], check=True)
-    loaded = native.load(path)
+    loaded = library.load(path)
     assert isinstance(loaded, ctypes.CDLL), loaded
     return loaded
 
@@ -50,8 +52,8 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run a test with both versions of the hot loops."""
     if request.param == "portable":
-        monkeypatch.setattr(native, "lib", lambda: request.getfixturevalue("portable"))
-        assert native.vectors() == "portable"
+        monkeypatch.setattr(library, "lib", lambda: request.getfixturevalue("portable"))
+        assert library.vectors() == "portable"
     yield
 
 
@@ -63,7 +65,7 @@ def vector(seed: int, numel: int, size: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e25])
 def test_moments_are_exact_to_rounding(loops: None, size: float, shift: float) -> None:
     parts = [(vector(n, n) + shift) * size for n in (1, 31, 32, 1000, 1024, 70_001, 200_000)]
-    deviations, largest = cpu.moments(parts)
+    deviations, largest = quantization.moments(parts)
     for part, deviation, most in zip(parts, deviations.tolist(), largest.tolist(), strict=True):
         assert most == float(part.abs().max())
         exact = float(part.double().std(correction=0))
@@ -79,7 +81,7 @@ def test_moments_do_not_depend_on_threads(loops: None) -> None:
         results = []
         for number in (1, 2, 3):
             torch.set_num_threads(number)
-            results.append(torch.stack(cpu.moments(parts)))
+            results.append(torch.stack(quantization.moments(parts)))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
@@ -90,9 +92,11 @@ def test_moments_of_what_is_not_finite(loops: None) -> None:
         for place in (0, 700, 99_999):
             x = vector(0, 100_000)
             x[place] = bad
-            for got, want in zip(cpu.moments([x, vector(0, 10)]), reference.moments([x, vector(0, 10)]), strict=True):
+            for got, want in zip(
+                quantization.moments([x, vector(0, 10)]), reference.moments([x, vector(0, 10)]), strict=True
+            ):
                 assert torch.allclose(got, want, rtol=1e-6, equal_nan=True)
-    assert torch.equal(torch.stack(cpu.moments([torch.zeros(0), torch.zeros(9)])), torch.zeros(2, 2))
+    assert torch.equal(torch.stack(quantization.moments([torch.zeros(0), torch.zeros(9)])), torch.zeros(2, 2))
 
 
 @QUICK
@@ -113,10 +117,10 @@ def test_ternarize_packed_equals_the_reference(
     limits = scales * 0.7 if clipped else None
     keys = [reference.stream_key(seed, place, 1, "w") for place in range(len(parts))]
     expected = reference.ternarize_packed(parts, scales, keys, limits)
-    assert torch.equal(cpu.ternarize_packed(parts, scales, keys, limits), expected)
+    assert torch.equal(native.ternarize_packed(parts, scales, keys, limits), expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "lib", lambda: portable)
-        assert torch.equal(cpu.ternarize_packed(parts, scales, keys, limits), expected)
+        patch.setattr(library, "lib", lambda: portable)
+        assert torch.equal(native.ternarize_packed(parts, scales, keys, limits), expected)
 
 
 @QUICK
@@ -131,9 +135,9 @@ def test_pieces_of_a_draw_are_the_draw_s_pieces(data: st.DataObject, numel: int,
     pieces.append((1, 7, 70))
     trits = whole.drawn().trits
     expected = [trits[place * numel + start : place * numel + stop] for place, start, stop in pieces]
-    for home in (cpu, reference):
+    for backend in ("native", "reference"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels, "_home", lambda tensor, numel=None, home=home: home)
+            patch.setitem(CHOSEN, CPU, backend)
             assert torch.equal(whole.cut(pieces).drawn().trits, torch.cat(expected))
 
 
@@ -143,9 +147,9 @@ def test_frame_of_trits_is_the_same_from_both_homes(monkeypatch: pytest.MonkeyPa
     rows = [("a", 0, 10_007, True), ("b", 1, 3, True), ("c", 2, 70_000, True)]
     context = ExchangeContext(Layout.of(rows), 5, (Hyper(),) * 3)
     x, frames = vector(4, 80_010), []
-    for home in (cpu, reference):
-        monkeypatch.setattr(kernels, "_home", lambda tensor, numel=None, home=home: home)
-        monkeypatch.setattr(cpu, "moments", reference.moments)  # a scaler may differ in its last place
+    for backend in ("native", "reference"):
+        monkeypatch.setitem(CHOSEN, CPU, backend)
+        monkeypatch.setattr(quantization, "moments", reference.moments)  # a scaler may differ in its last place
         compressor = Ternarize(whole_model=whole_model)
         agreed = compressor.measure(context, x)
         assert agreed is not None and agreed.numel() == (1 if whole_model else 3)
@@ -207,10 +211,10 @@ def test_rice_indices_equal_the_reference(portable: ctypes.CDLL, data: st.DataOb
     expected = reference.rice_indices(streams, limit)
     before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "threads", lambda: threads)
-        results = [cpu.rice_indices(streams, limit)]
-        patch.setattr(native, "lib", lambda: portable)
-        results.append(cpu.rice_indices(streams, limit))
+        patch.setattr(library, "threads", lambda: threads)
+        results = [native.rice_indices(streams, limit)]
+        patch.setattr(library, "lib", lambda: portable)
+        results.append(native.rice_indices(streams, limit))
     assert torch.get_num_threads() == before
     for got in results:
         assert [fault for _, fault in got] == [fault for _, fault in expected]
@@ -236,8 +240,8 @@ def test_scatter_add_equals_the_reference(numels: list[int], seed: int, num_list
         lists.append((torch.from_numpy(indices), torch.from_numpy(values)))
     ours, theirs = ([torch.ones(numel) for numel in numels] for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "threads", lambda: threads)
-        cpu.scatter_add(ours, starts, lists, 0.25)
+        patch.setattr(library, "threads", lambda: threads)
+        native.scatter_add(ours, starts, lists, 0.25)
     reference.scatter_add(theirs, starts, lists, 0.25)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -275,11 +279,11 @@ def test_select_scopes_equals_the_reference(numels: list[int], seed: int, thresh
     x[::3] = x[:1].clone() if x.numel() else 0.0
     ks = [min(numel, max(1, numel // 50)) for numel in numels]
     candidates = None if threshold is None else torch.nonzero(x.abs() >= threshold).flatten()
-    ours, theirs = (home.select_scopes(x, bounds, ks, candidates) for home in (cpu, reference))
+    ours, theirs = (backend.select_scopes(x, bounds, ks, candidates) for backend in (native, reference))
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[2], theirs[2])
     assert candidates is None or ours[1] == theirs[1]
     everything = [1, *(numel for numel in numels)]
-    assert torch.equal(cpu.select_scopes(x, bounds, everything[1:], None)[0], torch.arange(bounds[-1]))
+    assert torch.equal(native.select_scopes(x, bounds, everything[1:], None)[0], torch.arange(bounds[-1]))
 
 
 @pytest.mark.parametrize("kind", ["normal", "heavy", "few", "equal", "rising", "nan"])
@@ -298,7 +302,7 @@ def test_select_topk_of_a_long_vector_equals_the_reference(loops: None, kind: st
         x = torch.arange(200_003, dtype=torch.float32)
     elif kind == "nan":
         x[::1000] = float("nan")
-    assert torch.equal(cpu.select_topk(x, k), reference.select_topk(x, k))
+    assert torch.equal(native.select_topk(x, k), reference.select_topk(x, k))
 
 
 @QUICK
@@ -313,15 +317,15 @@ def test_union_and_subtraction_equal_the_reference(seed: int, sizes: tuple[int, 
         values[::5] = odd[torch.from_numpy(generator.integers(0, 6, values[::5].numel()))]
         lists.append((indices, values))
     (a, a_values), (b, b_values) = lists
-    for home in (cpu, reference):  # either order: the same bits
-        forth, back = home.union_add(a, a_values, b, b_values), home.union_add(b, b_values, a, a_values)
+    for backend in (native, reference):  # either order: the same bits
+        forth, back = backend.union_add(a, a_values, b, b_values), backend.union_add(b, b_values, a, a_values)
         assert torch.equal(forth[0], back[0]) and same_bits(forth[1], back[1])
-    ours, theirs = cpu.union_add(a, a_values, b, b_values), reference.union_add(a, a_values, b, b_values)
+    ours, theirs = native.union_add(a, a_values, b, b_values), reference.union_add(a, a_values, b, b_values)
     assert torch.equal(ours[0], theirs[0]) and same_bits(ours[1], theirs[1])
     x = vector(seed % 100, 400)
     x[:6] = odd
     ours_x, theirs_x = x.clone(), x.clone()
-    cpu.subtract_at(ours_x, a, a_values)
+    native.subtract_at(ours_x, a, a_values)
     reference.subtract_at(theirs_x, a, a_values)
     assert same_bits(ours_x, theirs_x)
 
@@ -339,10 +343,10 @@ def test_first_nonfinite_equals_the_reference(place: int | None) -> None:
     for odd in (float("nan"), float("-inf")):
         if place is not None:
             parts[place][-1] = odd
-        assert cpu.first_nonfinite(parts) == reference.first_nonfinite(parts) == place
+        assert native.first_nonfinite(parts) == reference.first_nonfinite(parts) == place
 
 
 def test_checksum_around_a_hole_equals_the_reference() -> None:
     words = torch.arange(1000, dtype=torch.int32) * 12345
     for hole in (0, 8, 999):
-        assert int(cpu.checksum_around(words, hole)) == int(reference.checksum_around(words, hole))
+        assert int(native.checksum_around(words, hole)) == int(reference.checksum_around(words, hole))

@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thinwire.kernels.lists import Entries
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import cpu, cpu_lists, lists, native, reference
-from thinwire.kernels.lists import Entries
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
+pytestmark = pytest.mark.skipif(library.handle() is None, reason=f"no native library here: {library.why_not()}")
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 ODD = torch.tensor([0.0, -0.0, float("nan"), float("inf"), float("-inf"), 1e38, 1e-45, 1.0, -1.0])
 
@@ -49,31 +49,31 @@ def test_merge_topk_and_keeping_equal_plain_torch(
     seed: int, size: int, other: int, numel: int, odd: bool, narrow: bool
 ) -> None:
     (a, a_values), (b, b_values) = entries_of(seed, size, numel, odd), entries_of(seed + 1, other, numel, odd)
-    of: Callable[[Tensor], Tensor] = native.narrow if narrow else lambda indices: indices
+    of: Callable[[Tensor], Tensor] = library.narrow if narrow else lambda indices: indices
 
     def check(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
         assert ours[0].dtype == (torch.int32 if narrow else torch.int64)
         assert torch.equal(ours[0].to(torch.int64) & 0xFFFFFFFF, theirs[0]) and same_bits(ours[1], theirs[1])
 
     for k in {0, 1, a.numel() // 2, a.numel(), a.numel() + b.numel()}:
-        expected = lists.merge_topk(a, a_values, b, b_values, k)
+        expected = reference.merge_topk(a, a_values, b, b_values, k)
         capacity = max(k, a.numel() + b.numel())
         for where in (None, room(capacity)):
-            check(cpu_lists.merge_topk(of(a), a_values, of(b), b_values, k, where), expected)
-            check(cpu_lists.merge_topk(of(b), b_values, of(a), a_values, k, where), expected)
+            check(native.merge_topk(of(a), a_values, of(b), b_values, k, where), expected)
+            check(native.merge_topk(of(b), b_values, of(a), a_values, k, where), expected)
         if k <= a.numel():
-            check(cpu_lists.keep_largest(of(a), a_values, k, room(k)), lists.keep_largest(a, a_values, k))
+            check(native.keep_largest(of(a), a_values, k, room(k)), reference.keep_largest(a, a_values, k))
     mask = torch.from_numpy(np.random.default_rng(seed).integers(0, 2, a.numel()).astype(bool))
-    check(cpu_lists.keep_masked(of(a), a_values, mask, room(a.numel())), lists.keep_masked(a, a_values, mask))
+    check(native.keep_masked(of(a), a_values, mask, room(a.numel())), reference.keep_masked(a, a_values, mask))
     ours, theirs = mask.clone(), mask.clone()
-    cpu_lists.mask_contained(ours, of(a), of(b))
-    lists.mask_contained(theirs, a, b)
+    native.mask_contained(ours, of(a), of(b))
+    reference.mask_contained(theirs, a, b)
     assert torch.equal(ours, theirs)
     if numel < 1 << 20:
         x, y = torch.randn(numel, generator=torch.Generator().manual_seed(seed)), torch.empty(a.numel())
-        assert torch.equal(cpu_lists.take_at(x, of(a), y), x[a]) and torch.equal(y, x[a])
+        assert torch.equal(native.take_at(x, of(a), y), x[a]) and torch.equal(y, x[a])
         zeroed = x.clone()
-        cpu.zero_at(zeroed, of(a))
+        native.zero_at(zeroed, of(a))
         reference.zero_at(x, a)
         assert torch.equal(zeroed, x)
 
@@ -83,9 +83,9 @@ def test_merge_topk_and_keeping_equal_plain_torch(
 def test_int8_values_equal_plain_torch(seed: int, size: int, scale: float, odd: bool) -> None:
     values = entries_of(seed, size, 2**31, odd)[1] * scale
     codes, scales = reference.int8_quantize(values)
-    ours = cpu_lists.int8_quantize(values, torch.empty(values.numel(), dtype=torch.int8))
+    ours = native.int8_quantize(values, torch.empty(values.numel(), dtype=torch.int8))
     assert torch.equal(ours[0], codes) and same_bits(ours[1], scales)
-    assert same_bits(cpu_lists.int8_dequantize(codes, scales), reference.int8_dequantize(codes, scales))
+    assert same_bits(native.int8_dequantize(codes, scales), reference.int8_dequantize(codes, scales))
 
 
 @QUICK
@@ -93,17 +93,17 @@ def test_int8_values_equal_plain_torch(seed: int, size: int, scale: float, odd: 
 def test_rice_streams_equal_plain_torch(seed: int, size: int, numel: int) -> None:
     indices, _ = entries_of(seed, size, numel, False)
     for parameter in {0, 3, 30} if numel < 1 << 20 else {17, 30}:
-        expected = reference.rice_encode(lists.gaps_between(indices), parameter)
-        lengths = reference.rice_unary_bits(lists.gaps_between(indices), range(parameter, parameter + 2))
-        for given_ in (indices, native.narrow(indices)):
+        expected = reference.rice_encode(reference.gaps_between(indices), parameter)
+        lengths = reference.rice_unary_bits(reference.gaps_between(indices), range(parameter, parameter + 2))
+        for given_ in (indices, library.narrow(indices)):
             low, unary = (torch.full_like(stream, 0xAB) for stream in expected)
-            cpu_lists.rice_write(given_, parameter, low, unary)
+            native.rice_write(given_, parameter, low, unary)
             assert torch.equal(low, expected[0]) and torch.equal(unary, expected[1])
-            assert cpu_lists.rice_unary_bits_of(given_, range(parameter, parameter + 2)) == lengths
+            assert native.rice_unary_bits_of(given_, range(parameter, parameter + 2)) == lengths
         filled = torch.nn.functional.pad(expected[1], (0, -expected[1].numel() % 4))
         stream = reference.RiceStream(expected[0], filled, indices.numel(), parameter)
         out = torch.empty(indices.numel(), dtype=torch.int32)
-        ((found, fault),) = cpu.rice_indices([stream], numel, [out])
+        ((found, fault),) = native.rice_indices([stream], numel, [out])
         assert fault == 0 and torch.equal(found.to(torch.int64) & 0xFFFFFFFF, indices)
 
 
@@ -119,7 +119,7 @@ def test_select_scopes_is_exact_in_however_little_memory(entries: int, kind: str
         x[::100] = float("nan")
     bounds, ks = [0, 80_000, 80_300, 150_001], [2000, 300, 40_000]
     out, workspace = torch.empty(sum(ks), dtype=torch.int32), torch.empty(entries, dtype=torch.int32)
-    ours = cpu.select_scopes(x, bounds, ks, None, out, workspace)
+    ours = native.select_scopes(x, bounds, ks, None, out, workspace)
     theirs = reference.select_scopes(x, bounds, ks, None)
     assert torch.equal(ours[0].to(torch.int64), theirs[0])
     assert kind == "nan" or torch.equal(ours[2], theirs[2])  # plain torch's smallest of a nan and others is the nan
@@ -132,9 +132,9 @@ def test_accumulate_stops_listing_at_its_capacity(monkeypatch: pytest.MonkeyPatc
     segments = reference.Segments((0,), (0.0,), (False,), (0.0,), (None,), (0.0,))
     expected = torch.nonzero(grad.abs() >= 2.0).flatten()
     for capacity, fits in ((expected.numel(), True), (expected.numel() - 1, False), (10, False), (300_000, True)):
-        listing = torch.empty(cpu.listing_entries(capacity), dtype=torch.int32)
+        listing = torch.empty(native.listing_entries(capacity), dtype=torch.int32)
         places = torch.empty(capacity, dtype=torch.int32)
-        found = cpu.accumulate([grad], segments, None, torch.zeros(300_000), [2.0], capacity, room=(listing, places))
+        found = native.accumulate([grad], segments, None, torch.zeros(300_000), [2.0], capacity, room=(listing, places))
         assert (found is not None) == fits
         assert found is None or (torch.equal(found.to(torch.int64), expected) and found.data_ptr() == places.data_ptr())
 

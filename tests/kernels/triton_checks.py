@@ -22,7 +22,8 @@ from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse, Ternary, TernaryDraw
 from thinwire.kernels import gpu, reference
-from thinwire.kernels.reference import Segments
+from thinwire.kernels.gpu import ternary
+from thinwire.kernels.reference import RiceStream, Segments
 from thinwire.memory import ErrorFeedback, MomentumCorrection
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -50,7 +51,7 @@ def segments_of(numels: tuple[int, ...], weights: list[Tensor] | None = None) ->
 
 
 def test_the_dispatch_point_takes_triton() -> None:
-    assert kernels.home_name(DEVICE) == "triton" and kernels.on_gpu(DEVICE)
+    assert kernels.backend_name(DEVICE) == "triton" and kernels.on_gpu(DEVICE)
 
 
 @pytest.mark.parametrize("numels", SIZES)
@@ -66,7 +67,7 @@ def test_accumulation_and_exact_selection(numels: tuple[int, ...], moved: bool, 
         [numel for numel, own in zip(numels[:coded], scopes, strict=True) if own == s] for s in sorted(set(scopes))
     ]
     wanted = [max(1, round(0.01 * sum(own))) for own in scoped]
-    search = gpu.Search(segments.starts, numels, scopes + [-1] * (len(numels) - coded), wanted, DEVICE)
+    search = gpu.device_topk(segments.starts, numels, scopes + [-1] * (len(numels) - coded), wanted, DEVICE)
     state = [torch.zeros(total, device=DEVICE) for _ in range(4)]
     velocity, residual, plain_velocity, plain_residual = state
     for step in range(STEPS):
@@ -94,7 +95,7 @@ def test_accumulation_and_exact_selection(numels: tuple[int, ...], moved: bool, 
 def test_a_large_scope_is_searched_by_many_programs() -> None:
     """Steps whose magnitudes jump: thresholds that were carried are too high, then too low, then right."""
     numel, k = 31_000, 1_100
-    search = gpu.Search((0,), (numel,), (0,), (k,), DEVICE)
+    search = gpu.device_topk((0,), (numel,), (0,), (k,), DEVICE)
     assert search.num_large == 1
     residual = torch.zeros(numel, device=DEVICE)
     for step, size in enumerate((1.0, 1.0, 1e-3, 50.0, 1.0, 0.0)):
@@ -119,7 +120,7 @@ def test_ties_go_to_the_lower_index(fill: str) -> None:
     elif fill == "nan":
         x += noise(numel, 3)
         x[4567] = float("nan")
-    search = gpu.Search((0,), (numel,), (0,), (90,), DEVICE)
+    search = gpu.device_topk((0,), (numel,), (0,), (90,), DEVICE)
     residual, nothing = x.clone(), torch.zeros(numel, device=DEVICE)
     for step in range(3):
         gpu.accumulate([nothing], segments_of((numel,)), None, residual, search)
@@ -213,7 +214,7 @@ def test_steps_from_gradient_to_frame(memory: MomentumCorrection | ErrorFeedback
 @pytest.mark.parametrize("numels", SIZES)
 def test_ternary_and_moments(numels: tuple[int, ...]) -> None:
     parts = [noise(numel, 11 + place) + (3.0 if place == 0 else 0.0) for place, numel in enumerate(numels)]
-    deviations, largest = gpu.moments(parts)
+    deviations, largest = ternary.moments(parts)
     plain_deviations, plain_largest = reference.moments(parts)
     torch.testing.assert_close(deviations, plain_deviations, rtol=1e-6, atol=1e-7)
     assert torch.equal(largest, plain_largest)
@@ -294,20 +295,37 @@ def test_error_step(numels: tuple[int, ...]) -> None:
     torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-5)
 
 
+def test_what_is_done_without_waiting_equals_its_twin() -> None:
+    frames = [noise(numel, 5).view(torch.uint8) for numel in (1500, 1500)]
+    assert torch.equal(gpu.frame_heads(frames), reference.frame_heads(frames))
+    streams = []
+    for place, count in enumerate((300, 1, 40)):
+        gaps = (noise(count, place).abs() * 20).to(torch.int64)
+        low, unary = reference.rice_encode(gaps, 3)
+        streams.append(RiceStream(low, torch.nn.functional.pad(unary, (0, -unary.numel() % 4)), count, 3))
+    rows, faults = gpu.launch_rice_indices(streams, 10_000)
+    plain_rows, plain_faults = reference.launch_rice_indices(streams, 10_000)
+    assert rows.shape == plain_rows.shape and not faults.any() and not plain_faults.any()
+    for stream, row, plain in zip(streams, rows, plain_rows, strict=True):
+        assert torch.equal(row[: stream.count], plain[: stream.count])
+    assert gpu.launch_rice_indices(streams, 30)[1].bool().tolist()[0] is True
+    assert reference.launch_rice_indices(streams, 30)[1].bool().tolist()[0] is True
+
+
 def test_the_default_type_changes_nothing() -> None:
     numels = (4500, 700)
     parts, segments = [noise(numel, 60 + numel) for numel in numels], segments_of(numels)
     runs = tuple((numel, 1) for numel in numels)
 
     def work() -> list[Tensor]:
-        search = gpu.Search(segments.starts, numels, [0, 1], [45, 7], DEVICE)
+        search = gpu.device_topk(segments.starts, numels, [0, 1], [45, 7], DEVICE)
         velocity, residual = (torch.zeros(sum(numels), dtype=torch.float32, device=DEVICE) for _ in range(2))
         found = [search.thresholds, search.shares, search.smallest, search.indices, search.values]
         for _ in range(2):
             gpu.accumulate(parts, segments, velocity, residual, search)
             found += [tensor.clone() for tensor in (velocity, residual, search.indices, search.values)]
         scalers, limits = gpu.clipped_scalers(parts, 2.5)
-        return [*found, scalers, limits, *gpu.moments(parts), *gpu.blockwise_sign(residual, runs)]
+        return [*found, scalers, limits, *ternary.moments(parts), *gpu.blockwise_sign(residual, runs)]
 
     made = []
     try:

@@ -103,7 +103,7 @@ class TernaryCodec:
         trits: Tensor | TernaryDraw
         if isinstance(payload, Ternary):
             trits = payload.packed
-        elif on_gpu(tail.device) and payload.numel < 1 << 31:
+        elif on_gpu(tail.device, payload.numel):
             body = self.nbytes(payload.numel, scales.numel(), tail.numel()) - HEADER_NBYTES
             return encode_ternary_frame(
                 header_words(header, body), tail, scales.numel(), payload.parts, payload.scales, payload.keys,

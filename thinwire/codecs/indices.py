@@ -19,8 +19,7 @@ from thinwire.codecs.frame import Body, as_bytes, padded
 from thinwire.engine.payloads import Spread
 from thinwire.errors import FrameError
 from thinwire.kernels import RiceStream, rice_indices, rice_unary_bits_of, rice_write
-from thinwire.kernels.lists import gaps_between
-from thinwire.kernels.reference import RICE_COUNT, RICE_GAP, RICE_OUTSIDE, RICE_REST
+from thinwire.kernels.reference import RICE_COUNT, RICE_GAP, RICE_OUTSIDE, RICE_REST, gaps_between
 
 INDEX_CODES = {"int32": 0, "delta16": 1, "rice": 2}
 _ESCAPE = 0xFFFF

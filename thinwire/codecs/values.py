@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.frame import Body, as_bytes
-from thinwire.kernels import int8_dequantize, int8_quantize
-from thinwire.kernels.four_bits import CHUNK as INT4_CHUNK
-from thinwire.kernels.four_bits import four_bit_decode, four_bit_encode
-from thinwire.kernels.reference import INT8_CHUNK
+from thinwire.kernels import (
+    INT4_CHUNK,
+    INT8_CHUNK,
+    four_bit_decode,
+    four_bit_encode,
+    int8_dequantize,
+    int8_quantize,
+)
 
 VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "int4": 4}
 _HALF_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

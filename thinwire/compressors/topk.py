@@ -15,12 +15,11 @@ from thinwire.engine.payloads import Sparse
 from thinwire.engine.schedules import Schedule
 from thinwire.engine.workspace import Workspace
 from thinwire.kernels import (
+    device_topk,
     listing_entries,
     on_gpu,
-    search,
     select_sampled,
     select_scopes,
-    select_scopes_into,
     stream_key,
     take_at,
 )
@@ -126,7 +125,7 @@ class TopK:
         """A search that keeps its thresholds on the device; none where so many are wanted that it would not help."""
         layout, wanted = context.layout, tuple(self.quotas(context))
         too_much = sum(wanted) > _SEARCHED_DENSITY * layout.coded_numel and layout.numel > _SMALL_LAYOUT
-        if too_much or layout.numel >= 1 << 31 or not layout.coded:
+        if too_much or not on_gpu(device, layout.numel) or not layout.coded:
             return None
         known = self._searches.get(layout)
         if known is None or known[0] != wanted:
@@ -137,7 +136,7 @@ class TopK:
             names = {segment.name for segment in layout.segments}
             for other in [one for one in self._searches if not names.isdisjoint(s.name for s in one.segments)]:
                 del self._searches[other]  # DDP has rebuilt its buckets: that one is not used again
-            known = self._searches[layout] = (wanted, search(starts, numels, scope_of, wanted, device))
+            known = self._searches[layout] = (wanted, device_topk(starts, numels, scope_of, wanted, device))
         return TopKHint(known[1], 0, flag=known[1].flag)
 
     def measure(self, context: ExchangeContext, x: Tensor) -> None:
@@ -164,11 +163,10 @@ class TopK:
         found = candidates.found if candidates is not None else None
         bounds = [*(span.start for _, span in scopes), x.numel()]
         buffers = candidates.hint.buffers if candidates is not None else None
+        offered = (buffers.chosen, buffers.listing) if buffers is not None else ()
+        indices, passed, smallest = select_scopes(x, bounds, ks, found, *offered)
         if buffers is not None:
-            indices, passed, smallest = select_scopes_into(x, bounds, ks, found, buffers.chosen, buffers.listing)
             self.workspace.release(buffers.mark)  # all but the indices
-        else:
-            indices, passed, smallest = select_scopes(x, bounds, ks, found)
         if candidates is not None:
             for (name, _), k, number, least in zip(scopes, ks, passed, smallest.tolist(), strict=True):
                 if k:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.kernels import Entries, home_name
+from thinwire.kernels import Entries, backend_name
 
 _ALIGNMENT = 64  # bytes: a cache line
 _WINDOW = 100  # exchanges after which memory that none of them needed is given back
@@ -49,7 +49,7 @@ class Workspace:
 
     def take(self, count: int, dtype: torch.dtype, device: torch.device, end: int = FRONT) -> Tensor | None:
         """Memory for so many elements, not cleared."""
-        if home_name(device) != "native":
+        if backend_name(device) != "native":
             return None
         nbytes = count * dtype.itemsize
         stretch = -(-nbytes // _ALIGNMENT) * _ALIGNMENT

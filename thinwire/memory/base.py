@@ -62,8 +62,8 @@ class StatefulMemory:
             hint.thresholds if hint else None,
             hint.capacity if hint else 0,
             flag,
-            (hint.buffers.listing, hint.buffers.places) if hint is not None and hint.buffers is not None else None,
             ratios,
+            (hint.buffers.listing, hint.buffers.places) if hint is not None and hint.buffers is not None else None,
         )
         return residual, Candidates(hint, found) if hint is not None else None
 

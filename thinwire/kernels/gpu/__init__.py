@@ -3,14 +3,16 @@
 Everything that is selected, coded and summed here equals the reference: integers and bytes exactly, floats to rounding.
 What a function of the reference returns in a length that depends on the data is kept here in buffers of fixed length
 instead, because only the device knows that length.
+
+``__all__`` names the operations; a call for any other is the reference's.
 """
 
 from __future__ import annotations
 
-from thinwire.kernels.gpu.quantize import add_signs, blockwise_sign, error_step, watch
-from thinwire.kernels.gpu.search import Search, accumulate
+from thinwire.kernels.gpu.quantize import add_mean_of_signs, add_signs, blockwise_sign, error_step, watch
+from thinwire.kernels.gpu.search import accumulate, device_topk
 from thinwire.kernels.gpu.sparse_frames import checksum, checksum_around, encode_rice_frame
-from thinwire.kernels.gpu.ternary import clipped_scalers, encode_ternary_frame, moments, ternarize_packed
+from thinwire.kernels.gpu.ternary import clipped_scalers, encode_ternary_frame, ternarize_packed
 from thinwire.kernels.gpu.unpack import (
     frame_heads,
     launch_rice_indices,
@@ -19,43 +21,25 @@ from thinwire.kernels.gpu.unpack import (
     subtract_at,
     zero_at,
 )
-from thinwire.kernels.reference import (
-    first_nonfinite,
-    pack_bits,
-    pack_trits,
-    select_scopes,
-    select_topk,
-    union_add,
-    unpack_bits,
-    unpack_trits,
-)
 
 __all__ = [
-    "Search",
     "accumulate",
+    "add_mean_of_signs",
     "add_signs",
     "blockwise_sign",
     "checksum",
     "checksum_around",
     "clipped_scalers",
+    "device_topk",
     "encode_rice_frame",
     "encode_ternary_frame",
     "error_step",
-    "first_nonfinite",
     "frame_heads",
     "launch_rice_indices",
-    "moments",
-    "pack_bits",
-    "pack_trits",
     "rice_indices",
     "scatter_add",
-    "select_scopes",
-    "select_topk",
     "subtract_at",
     "ternarize_packed",
-    "union_add",
-    "unpack_bits",
-    "unpack_trits",
     "watch",
     "zero_at",
 ]

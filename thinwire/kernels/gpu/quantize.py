@@ -203,3 +203,10 @@ def add_signs(out: Tensor, bits: Tensor, scales: Tensor, runs: Runs, factor: flo
             out, packed, scales, cuts.first_piece, cuts.block_of, cuts.starts, cuts.ends, cuts.numel, factor, TILE,
             _BITE, num_warps=8,
         )  # fmt: skip
+
+
+def add_mean_of_signs(out: Tensor, frames: Sequence[tuple[Tensor, Tensor]], runs: Runs) -> None:
+    total = torch.zeros_like(out)
+    for packed, scales in frames:
+        add_signs(total, packed, scales, runs, 1.0)
+    out.add_(total.div_(len(frames)))

@@ -150,15 +150,22 @@ class Search:
         )  # fmt: skip
 
 
+def device_topk(
+    starts: Sequence[int], numels: Sequence[int], scope_of: Sequence[int], wanted: Sequence[int], device: torch.device
+) -> Search:
+    return Search(starts, numels, scope_of, wanted, device)
+
+
 def accumulate(
     parts: Sequence[Tensor],
     segments: Segments,
     velocity: Tensor | None,
     residual: Tensor,
-    search: Search | None,
+    thresholds: Search | None,
     capacity: int = 0,
     flag: Tensor | None = None,
     ratios: Sequence[float] | None = None,
+    room: None = None,
 ) -> Search | None:
     """The reference's accumulate in one pass (rescaling is a pass of its own); with a search, what it wants is chosen
     at once and lies in it.
@@ -168,7 +175,7 @@ def accumulate(
     """
     if ratios is not None:
         rescale(parts, segments, residual, ratios)
-    device, numels = residual.device, tuple(part.numel() for part in parts)
+    search, device, numels = thresholds, residual.device, tuple(part.numel() for part in parts)
     tiles: Tiles = tiles_of(numels, device)
     if search is not None:
         flag = search.flag

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.four_bits import four_bit_encode
 from thinwire.kernels.gpu.recorded import Recorder
+from thinwire.kernels.reference import four_bit_encode
 from thinwire.kernels.uploads import upload
 
 _BLOCK = 256  # entries a program: those that share an int8 scale
@@ -165,12 +165,6 @@ def encode_rice_frame(
     budget_nbytes: int,
     flag: Tensor | None,
 ) -> Tensor:  # (t,) float32, (k,) int64, (k,) float32 -> (nbytes,) uint8
-    """Return the whole frame of k entries.
-
-    ``fields`` are the first eight words of the header, without the Rice parameter and with the dense tail's bytes as
-    the body's length; ``best`` is the middle of the Rice parameters to compare; ``flag`` is an alarm that only the
-    device knows of.
-    """
     device, count = indices.device, indices.numel()
     smallest = max(0, best - 2)
     tried, num_blocks = best + 3 - smallest, max(1, -(-count // _BLOCK))

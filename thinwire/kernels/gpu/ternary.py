@@ -327,7 +327,6 @@ def encode_ternary_frame(
     counters: Sequence[int],
     flag: Tensor | None,
 ) -> Tensor:  # (t,) float32, T vectors, (T,) float32 -> (B,) uint8
-    """Return the whole frame; ``fields`` are the first eight words of its header, ``num_scales`` is T or 0."""
     device, drawing = scales.device, _Drawing(parts, scales, keys, limits, counters)
     front = _HEADER_WORDS + tail.numel() + num_scales
     words = torch.empty(front + drawing.num_words, dtype=torch.int32, device=device)

@@ -94,7 +94,9 @@ def _rebuild(
     tl.store(indices + rank.to(tl.int64) * longest + j, tl.minimum(tl.maximum(index, 0), numel - 1), mask=inside)
 
 
-def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor, int]]:
+def rice_indices(
+    streams: Sequence[RiceStream], numel: int, outs: Sequence[Tensor] | None = None
+) -> list[tuple[Tensor, int]]:
     """All streams at once. One that is not right is decoded again by the reference, which says what is wrong."""
     if max(stream.count for stream in streams) > _LONGEST:
         return [checked_indices(stream, numel) for stream in streams]
@@ -106,7 +108,6 @@ def rice_indices(streams: Sequence[RiceStream], numel: int) -> list[tuple[Tensor
 
 
 def launch_rice_indices(streams: Sequence[RiceStream], numel: int) -> tuple[Tensor, Tensor]:
-    """The same without waiting: indices, a row a stream, and a number a stream that is not zero where it is wrong."""
     device, ranks = streams[0].low.device, len(streams)
     longest = max(1, *(stream.count for stream in streams))
     unary_words = [stream.unary.numel() // 4 for stream in streams]

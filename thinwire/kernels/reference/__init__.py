@@ -1,7 +1,8 @@
-"""Plain-torch kernels: the specification that every faster home of the same names must equal.
+"""Plain-torch kernels: the specification that the faster backends equal, name by name and parameter by parameter.
 
 All of them are pure functions, keep to the device of their input, never touch torch's global random state, and put the
-least significant bit first.
+least significant bit first. Indices are int64. Memory that is offered for an answer (``out``, ``room``) is not used
+here: the answer says where it lies.
 """
 
 from __future__ import annotations
@@ -10,17 +11,29 @@ from thinwire.kernels.reference.counters import (
     checksum,
     checksum_around,
     coins,
+    frame_heads,
     stream_key,
     stream_salt,
     uniform,
 )
 from thinwire.kernels.reference.entries import (
+    Entries,
     contained,
+    keep_largest,
+    keep_masked,
+    mask_contained,
+    merge_topk,
     remaining,
     scatter_add,
     subtract_at,
+    take_at,
     union_add,
     zero_at,
+)
+from thinwire.kernels.reference.four_bits import (
+    INT4_CHUNK,
+    four_bit_decode,
+    four_bit_encode,
 )
 from thinwire.kernels.reference.packing import (
     pack_bits,
@@ -53,10 +66,14 @@ from thinwire.kernels.reference.rice import (
     RICE_REST,
     RiceStream,
     checked_indices,
+    gaps_between,
+    launch_rice_indices,
     rice_decode,
     rice_encode,
     rice_indices,
     rice_unary_bits,
+    rice_unary_bits_of,
+    rice_write,
 )
 from thinwire.kernels.reference.segments import (
     Segments,
@@ -72,18 +89,30 @@ from thinwire.kernels.reference.selection import (
     select_scopes,
     select_topk,
 )
+from thinwire.kernels.reference.serving import (
+    add_mean_of_signs,
+    pack_signs,
+    sign_scales,
+    subtract_own_signs,
+    sum_trits,
+    write_levels,
+    write_signs,
+)
 
 __all__ = [
+    "INT4_CHUNK",
     "INT8_CHUNK",
     "RICE_COUNT",
     "RICE_GAP",
     "RICE_OUTSIDE",
     "RICE_REST",
     "ROUNDING",
+    "Entries",
     "RiceStream",
     "Runs",
     "Segments",
     "accumulate",
+    "add_mean_of_signs",
     "add_signs",
     "block_expand",
     "block_means",
@@ -96,10 +125,20 @@ __all__ = [
     "contained",
     "error_step",
     "first_nonfinite",
+    "four_bit_decode",
+    "four_bit_encode",
+    "frame_heads",
+    "gaps_between",
     "int8_dequantize",
     "int8_quantize",
+    "keep_largest",
+    "keep_masked",
+    "launch_rice_indices",
+    "mask_contained",
+    "merge_topk",
     "moments",
     "pack_bits",
+    "pack_signs",
     "pack_trits",
     "pack_uints",
     "remaining",
@@ -108,15 +147,21 @@ __all__ = [
     "rice_encode",
     "rice_indices",
     "rice_unary_bits",
+    "rice_unary_bits_of",
+    "rice_write",
     "scalers_of",
     "scatter_add",
     "select_among",
     "select_sampled",
     "select_scopes",
     "select_topk",
+    "sign_scales",
     "stream_key",
     "stream_salt",
     "subtract_at",
+    "subtract_own_signs",
+    "sum_trits",
+    "take_at",
     "ternarize",
     "ternarize_packed",
     "uniform",
@@ -125,5 +170,7 @@ __all__ = [
     "unpack_trits",
     "unpack_uints",
     "watch",
+    "write_levels",
+    "write_signs",
     "zero_at",
 ]

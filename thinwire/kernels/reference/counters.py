@@ -108,3 +108,9 @@ def checksum(words: Tensor, start: int = 0) -> Tensor:  # (n,) int32 -> () int64
 def checksum_around(words: Tensor, hole: int) -> Tensor:  # (n,) int32 -> () int64 in [0, 2**32)
     """The checksum of all words but the one at ``hole``: those behind it count as if they followed those before it."""
     return (checksum(words[:hole]) + checksum(words[hole + 1 :], hole)) & _MASK32
+
+
+def frame_heads(frames: Sequence[Tensor]) -> Tensor:  # P of (B,) uint8 -> (P, 10) int32
+    """Of frames of one length: the nine words of the header, and the checksum of all words but the ninth."""
+    words = [frame.view(torch.int32) for frame in frames]
+    return torch.stack([torch.cat([own[:9], checksum_around(own, 8).to(torch.int32)[None]]) for own in words])

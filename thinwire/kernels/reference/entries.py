@@ -1,11 +1,36 @@
-"""Lists of entries, rising indices with their values: added to vectors, taken from them, merged and compared."""
+"""Lists of entries, rising indices with their values: added to vectors, taken from them, merged and compared.
+
+Where ``room`` is a parameter it is memory offered for the entries of the answer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from thinwire.kernels.reference.selection import select_topk
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Memory for so many entries: first all indices, then all values, without a gap between."""
+
+    memory: Tensor  # (2 * capacity,) int32
+
+    @property
+    def capacity(self) -> int:
+        return self.memory.numel() // 2
+
+    @property
+    def indices(self) -> Tensor:  # (capacity,) int32
+        return self.memory[: self.capacity]
+
+    @property
+    def values(self) -> Tensor:  # (capacity,) float32
+        return self.memory[self.capacity :].view(torch.float32)
 
 
 def scatter_add(
@@ -57,3 +82,37 @@ def contained(wanted: Tensor, indices: Tensor) -> Tensor:  # (m,), (k,) int64 ri
 def zero_at(x: Tensor, indices: Tensor) -> None:  # (n,), (k,) int64
     """x[indices] = 0, in place."""
     x.index_fill_(0, indices, 0.0)
+
+
+def take_at(x: Tensor, indices: Tensor, out: Tensor | None = None) -> Tensor:  # (n,), (k,) -> (k,)
+    """x[indices]; ``out`` is memory offered for it."""
+    return x[indices]
+
+
+def keep_largest(
+    indices: Tensor, values: Tensor, k: int, room: Entries | None = None
+) -> tuple[Tensor, Tensor]:  # (n,) both -> (k,) both
+    """The k <= n entries of largest magnitude, by the rules of select_topk."""
+    kept = select_topk(values, k)
+    return indices[kept], values[kept]
+
+
+def keep_masked(
+    indices: Tensor, values: Tensor, mask: Tensor, room: Entries | None = None
+) -> tuple[Tensor, Tensor]:  # (n,) all
+    """The entries where the mask, bool, is set."""
+    return indices[mask], values[mask]
+
+
+def mask_contained(mask: Tensor, wanted: Tensor, indices: Tensor) -> None:  # (m,) bool, (m,), (k,)
+    """Clear the mask where ``wanted`` is not among ``indices``, in place."""
+    mask &= contained(wanted, indices)
+
+
+def merge_topk(
+    a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor, k: int, room: Entries | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k entries of largest magnitude of a + b, all where they are fewer (gTop-k, Definition 1); the same bits in
+    either order. ``room`` has memory for all entries of both lists in all, and is none of their own."""
+    indices, values = union_add(a, a_values, b, b_values)
+    return keep_largest(indices, values, min(k, indices.numel()))

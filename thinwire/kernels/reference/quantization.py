@@ -126,10 +126,13 @@ INT8_CHUNK = 256
 _INT8_LARGEST_SCALE = 2.67938838e36  # the largest float32 that 127 times is still finite
 
 
-def int8_quantize(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 -> (k,) int8, (ceil(k/256),) float32
+def int8_quantize(
+    values: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # (k,) float32 -> (k,) int8, (ceil(k/256),) float32
     """Round each chunk of 256 values to multiples of its largest magnitude / 127.
 
-    A chunk that holds an inf or a nan gets a nan scale, so that it decodes to nan and is seen.
+    A chunk that holds an inf or a nan gets a nan scale, so that it decodes to nan and is seen. ``out``, (k,) int8, is
+    memory offered for the codes.
     """
     count = values.numel()
     chunks = -(-count // INT8_CHUNK)
@@ -144,6 +147,8 @@ def int8_quantize(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 -> (
     return torch.nan_to_num(codes, nan=0.0).to(torch.int8).flatten()[:count], scales
 
 
-def int8_dequantize(codes: Tensor, scales: Tensor) -> Tensor:  # (k,) int8, (ceil(k/256),) float32 -> (k,) float32
-    """Undo int8_quantize."""
+def int8_dequantize(
+    codes: Tensor, scales: Tensor, out: Tensor | None = None
+) -> Tensor:  # (k,) int8, (ceil(k/256),) float32 -> (k,) float32
+    """Undo int8_quantize; ``out``, (k,) float32, is memory offered for the values."""
     return codes.to(torch.float32) * scales.repeat_interleave(INT8_CHUNK)[: codes.numel()]

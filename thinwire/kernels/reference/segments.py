@@ -59,6 +59,7 @@ def accumulate(
     capacity: int,
     flag: Tensor | None = None,
     ratios: Sequence[float] | None = None,
+    room: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | None:  # -> (c,) int64 or None
     """Add the gradients to the residual, through the velocity where there is one (DGC, Eq. 4 and 7), in place.
 
@@ -66,6 +67,9 @@ def accumulate(
     v = v + g. With ``thresholds``, one a part, the flat indices of all elements with |v| >= threshold are returned in
     rising order, or None when they are more than ``capacity``. Where ``flag`` is given, an element of a gradient that
     is not finite counts as zero and sets it to one. With ``ratios``, one a part, v is multiplied by them before.
+
+    ``room``, both int32, is memory offered: the second tensor for the indices, as many as are wanted at most, and the
+    first, of ``listing_entries(capacity)``, for what is listed on the way.
     """
     if flag is not None:
         parts = _only_finite(parts, flag)

@@ -55,13 +55,21 @@ def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:  # (n,), (c,)
 
 
 def select_scopes(
-    x: Tensor, bounds: Sequence[int], ks: Sequence[int], candidates: Tensor | None
+    x: Tensor,
+    bounds: Sequence[int],
+    ks: Sequence[int],
+    candidates: Tensor | None,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> tuple[Tensor, list[int], Tensor]:  # -> (sum of k,) int64, candidates, (S,) float32
     """Return the ks[s] largest magnitudes of every scope x[bounds[s]:bounds[s + 1]], by the rules of select_topk.
 
     ``candidates`` are the rising indices of all elements that reach their scope's threshold, or None: where a scope has
     at least k of them only those are looked at. Besides the chosen indices, one scope behind the other, come the number
     of candidates and the smallest chosen magnitude of each scope (0 where none is chosen).
+
+    ``out``, (sum of k,) int32, is memory offered for the indices; ``scratch``, int32, an entry a candidate at least,
+    for what is looked at on the way.
     """
     chosen: list[Tensor] = []
     cuts = [0] * len(bounds)

@@ -55,7 +55,7 @@ class Bench:
 
     def rows(self) -> Iterator[Row]:
         yield self.row("memory copy", "torch", self.copy_s, 8, None)
-        home = kernels.home_name(self.device)
+        home = kernels.backend_name(self.device)
         for name, ours, theirs, floor_bytes in (
             ("dgc step, 0.1 %", self.dgc(), self.torch_topk(), 20.0),
             ("terngrad to bytes", self.terngrad(), self.torch_terngrad(), 8.2),

@@ -1,26 +1,14 @@
-"""What a server does with everybody's signs and trits, and how answers reach the gradient, in plain torch.
-
-The specification of ``cpu_serving``, and what runs on every other device.
-"""
+"""What a server does with everybody's signs and trits, and how answers reach the gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference import (
-    Runs,
-    add_signs,
-    block_expand,
-    block_means,
-    pack_bits,
-    pack_uints,
-    unpack_bits,
-    unpack_trits,
-    unpack_uints,
-)
+from thinwire.kernels.reference.packing import pack_bits, pack_uints, unpack_bits, unpack_trits, unpack_uints
+from thinwire.kernels.reference.quantization import Runs, add_signs, block_expand, block_means
 
 
 def _write(parts: Sequence[Tensor], values: Tensor) -> None:
@@ -44,16 +32,11 @@ def subtract_own_signs(x: Tensor, scales: Tensor, runs: Runs) -> None:  # (n,), 
     add_signs(x, x < 0, scales, runs, -1.0)
 
 
-def add_mean_of_signs(
-    out: Tensor, frames: Sequence[tuple[Tensor, Tensor]], runs: Runs, add: Callable[..., None] = add_signs
-) -> None:  # (n,) float32
-    """out += the mean of all frames' scale * sign; a frame is its packed bits and its (B,) scales, added in order.
-
-    ``add`` is the home's own ``add_signs``.
-    """
+def add_mean_of_signs(out: Tensor, frames: Sequence[tuple[Tensor, Tensor]], runs: Runs) -> None:  # (n,) float32
+    """out += the mean of all frames' scale * sign; a frame is its packed bits and its (B,) scales, added in order."""
     total = torch.zeros_like(out)
     for packed, scales in frames:
-        add(total, packed, scales, runs, 1.0)
+        add_signs(total, packed, scales, runs, 1.0)
     out.add_(total.div_(len(frames)))
 
 

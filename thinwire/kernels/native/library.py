@@ -60,7 +60,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
 }
 
 
-_PATH = Path(__file__).with_name("_native.so")
+_PATH = Path(__file__).parent.with_name("_native.so")
 
 
 def load(path: Path) -> ctypes.CDLL | str:
@@ -84,8 +84,8 @@ def _loaded() -> ctypes.CDLL | str:
     return load(_PATH)
 
 
-def library() -> ctypes.CDLL | None:
-    """The native library; None where it is not there, and then ``why_not`` says why."""
+def handle() -> ctypes.CDLL | None:
+    """The library, loaded; None where it is not there, and then ``why_not`` says why."""
     loaded = _loaded()
     return None if isinstance(loaded, str) else loaded
 
@@ -101,8 +101,8 @@ def vectors() -> str:
 
 
 def lib() -> ctypes.CDLL:
-    loaded = library()
-    assert loaded is not None, "the dispatch point only comes here when the library is there"
+    loaded = handle()
+    assert loaded is not None, "dispatch only comes here when the library is there"
     return loaded
 
 

@@ -1,16 +1,50 @@
-"""The functions of ``lists`` from the native library, which reads and writes 32-bit indices; int64 are converted."""
+"""Work on lists of entries, natively; it reads and writes 32-bit indices, int64 are converted."""
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels import native
-from thinwire.kernels.lists import Entries
-from thinwire.kernels.native import narrow, ready, widened
-from thinwire.kernels.reference import INT8_CHUNK
+from thinwire.kernels.native import library
+from thinwire.kernels.native.library import int64s, narrow, pointers, ready, widened
+from thinwire.kernels.reference import Entries
+
+
+def scatter_add(
+    parts: Sequence[Tensor], starts: Sequence[int], lists: Sequence[tuple[Tensor, Tensor]], scale: float
+) -> None:
+    lists = [(narrow(indices), ready(values, torch.float32)) for indices, values in lists]
+    places, counts = pointers([indices for indices, _ in lists])
+    values, _ = pointers([values for _, values in lists])
+    library.lib().tw_scatter_add(
+        len(parts), *pointers(parts), int64s(starts), len(lists), places, values, counts, scale, library.threads()
+    )
+
+
+def subtract_at(x: Tensor, indices: Tensor, values: Tensor) -> None:
+    assert x.dtype == torch.float32 and x.is_contiguous()
+    indices, values = narrow(indices), ready(values, torch.float32)
+    library.lib().tw_subtract_at(x.data_ptr(), indices.data_ptr(), values.data_ptr(), indices.numel())
+
+
+def zero_at(x: Tensor, indices: Tensor) -> None:
+    assert x.dtype == torch.float32 and x.is_contiguous()
+    indices = narrow(indices)
+    library.lib().tw_zero_at(x.data_ptr(), indices.data_ptr(), indices.numel())
+
+
+def union_add(a: Tensor, a_values: Tensor, b: Tensor, b_values: Tensor) -> tuple[Tensor, Tensor]:
+    like, a, b = a, narrow(a), narrow(b)
+    a_values, b_values = ready(a_values, torch.float32), ready(b_values, torch.float32)
+    both = a.numel() + b.numel()
+    indices, values = torch.empty(both, dtype=torch.int32), torch.empty(both, dtype=torch.float32)
+    count = library.lib().tw_union_add(
+        a.data_ptr(), a_values.data_ptr(), a.numel(), b.data_ptr(), b_values.data_ptr(), b.numel(), indices.data_ptr(),
+        values.data_ptr(),
+    )  # fmt: skip
+    return widened(indices[:count], like), values[:count]
 
 
 def _room(room: Entries | None, capacity: int) -> Entries:
@@ -26,7 +60,7 @@ def take_at(x: Tensor, indices: Tensor, out: Tensor | None = None) -> Tensor:
     x, places = ready(x, torch.float32), narrow(indices)
     out = out if out is not None else torch.empty(places.numel(), dtype=torch.float32)
     assert out.numel() == places.numel()
-    native.lib().tw_take_at(x.data_ptr(), places.data_ptr(), places.numel(), out.data_ptr())
+    library.lib().tw_take_at(x.data_ptr(), places.data_ptr(), places.numel(), out.data_ptr())
     return out
 
 
@@ -36,7 +70,7 @@ def keep_largest(indices: Tensor, values: Tensor, k: int, room: Entries | None =
         return indices, values
     places, values, room = narrow(indices), ready(values, torch.float32), _room(room, k)
     assert room.capacity >= k
-    native.lib().tw_keep_largest(
+    library.lib().tw_keep_largest(
         places.data_ptr(), values.data_ptr(), count, k, room.indices.data_ptr(), room.values.data_ptr()
     )
     return _cut(room, k, indices)
@@ -46,7 +80,7 @@ def keep_masked(indices: Tensor, values: Tensor, mask: Tensor, room: Entries | N
     places, values, mask = narrow(indices), ready(values, torch.float32), ready(mask, torch.bool)
     room = _room(room, places.numel())
     assert room.capacity >= places.numel() == mask.numel()
-    count = native.lib().tw_keep_masked(
+    count = library.lib().tw_keep_masked(
         places.data_ptr(), values.data_ptr(), mask.data_ptr(), places.numel(), room.indices.data_ptr(),
         room.values.data_ptr(),
     )  # fmt: skip
@@ -56,7 +90,7 @@ def keep_masked(indices: Tensor, values: Tensor, mask: Tensor, room: Entries | N
 def mask_contained(mask: Tensor, wanted: Tensor, indices: Tensor) -> None:
     assert mask.dtype == torch.bool and mask.is_contiguous() and mask.numel() == wanted.numel()
     wanted, indices = narrow(wanted), narrow(indices)
-    native.lib().tw_mask_contained(
+    library.lib().tw_mask_contained(
         wanted.data_ptr(), wanted.numel(), indices.data_ptr(), indices.numel(), mask.data_ptr()
     )
 
@@ -69,39 +103,8 @@ def merge_topk(
     a_values, b_values = ready(a_values, torch.float32), ready(b_values, torch.float32)
     room = _room(room, max(min(k, both), -(-both // 2)))
     assert room.capacity >= min(k, both) and 2 * room.capacity >= both
-    count = native.lib().tw_merge_topk(
+    count = library.lib().tw_merge_topk(
         a.data_ptr(), a_values.data_ptr(), a.numel(), b.data_ptr(), b_values.data_ptr(), b.numel(), k,
         room.memory.data_ptr(), room.indices.data_ptr(), room.values.data_ptr(),
     )  # fmt: skip
     return _cut(room, count, like)
-
-
-def int8_quantize(values: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    values, count = ready(values, torch.float32), values.numel()
-    codes = out if out is not None else torch.empty(count, dtype=torch.int8)
-    assert codes.numel() == count
-    scales = torch.empty(-(-count // INT8_CHUNK), dtype=torch.float32)
-    native.lib().tw_int8_quantize(values.data_ptr(), count, codes.data_ptr(), scales.data_ptr())
-    return codes, scales
-
-
-def int8_dequantize(codes: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
-    codes, scales = ready(codes, torch.int8), ready(scales, torch.float32)
-    out = out if out is not None else torch.empty(codes.numel(), dtype=torch.float32)
-    assert out.numel() == codes.numel() <= INT8_CHUNK * scales.numel()
-    native.lib().tw_int8_dequantize(codes.data_ptr(), scales.data_ptr(), codes.numel(), out.data_ptr())
-    return out
-
-
-def rice_unary_bits_of(indices: Tensor, parameters: range) -> list[int]:
-    places, out = narrow(indices), (ctypes.c_int64 * len(parameters))()
-    assert parameters.step == 1, "the library takes neighbours"
-    native.lib().tw_rice_unary_bits_of(places.data_ptr(), places.numel(), parameters.start, len(parameters), out)
-    return list(out)
-
-
-def rice_write(indices: Tensor, parameter: int, low: Tensor, unary: Tensor) -> None:
-    places = narrow(indices)
-    assert low.numel() == -(-places.numel() * parameter // 8) and unary.is_contiguous() and low.is_contiguous()
-    unary.zero_()
-    native.lib().tw_rice_encode_of(places.data_ptr(), places.numel(), parameter, low.data_ptr(), unary.data_ptr())

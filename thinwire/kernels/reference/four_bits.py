@@ -16,9 +16,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-CHUNK = 128
-LEVELS = (0, 4, 10, 17, 25, 35, 48, 64)  # 64ths of the way from a chunk's smallest to its largest magnitude
-_BETWEEN = tuple((low + high) / 128 for low, high in pairwise(LEVELS))
+INT4_CHUNK = 128
+_LEVELS = (0, 4, 10, 17, 25, 35, 48, 64)  # 64ths of the way from a chunk's smallest to its largest magnitude
+_BETWEEN = tuple((low + high) / 128 for low, high in pairwise(_LEVELS))
 
 
 def four_bit_encode(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 -> (C, 2) bfloat16, (ceil(k/2),) uint8
@@ -28,10 +28,10 @@ def four_bit_encode(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 ->
     for a negative value. A chunk that holds an inf or a nan gets ends of nan, so that it decodes to nan and is seen.
     """
     count = values.numel()
-    chunks = -(-count // CHUNK)
+    chunks = -(-count // INT4_CHUNK)
     if not chunks:
         return values.new_zeros(0, 2, dtype=torch.bfloat16), values.new_zeros(0, dtype=torch.uint8)
-    filled = torch.cat([values, values[-1:].expand(chunks * CHUNK - count)]).view(chunks, CHUNK)
+    filled = torch.cat([values, values[-1:].expand(chunks * INT4_CHUNK - count)]).view(chunks, INT4_CHUNK)
     magnitude = filled.abs()
     largest = magnitude.amax(dim=1)  # of a chunk with a nan it is nan
     ends = torch.stack([magnitude.amin(dim=1), largest], dim=1)  # (C, 2)
@@ -49,11 +49,11 @@ def four_bit_encode(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 ->
 def four_bit_decode(ends: Tensor, packed: Tensor, count: int) -> Tensor:  # (C, 2), (ceil(k/2),) uint8 -> (k,) float32
     """Undo four_bit_encode: the smallest magnitude plus the level's share of the way to the largest."""
     chunks, (low, width) = ends.shape[0], _low_and_width(ends)
-    levels = torch.stack([low + width * (level / 64) for level in LEVELS], dim=1)  # (C, 8)
-    codes = packed.new_zeros(chunks * CHUNK // 2, 2, dtype=torch.int64)
+    levels = torch.stack([low + width * (level / 64) for level in _LEVELS], dim=1)  # (C, 8)
+    codes = packed.new_zeros(chunks * INT4_CHUNK // 2, 2, dtype=torch.int64)
     codes[: packed.numel(), 0] = packed & 15
     codes[: packed.numel(), 1] = packed >> 4
-    return torch.cat([levels, -levels], dim=1).gather(1, codes.view(chunks, CHUNK)).flatten()[:count]
+    return torch.cat([levels, -levels], dim=1).gather(1, codes.view(chunks, INT4_CHUNK)).flatten()[:count]
 
 
 def _low_and_width(ends: Tensor) -> tuple[Tensor, Tensor]:  # (C, 2) bfloat16 -> (C,) float32 both

@@ -15,10 +15,10 @@ from thinwire.lab.bench.rows import Row
 def test_bench_names_a_floor_that_was_measured_on_a_busy_machine(
     x_floor: float | None, is_busy: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = Row("dgc step", "native", "cpu", 9, 1.0, 1.0, 1.0, 1.0, x_floor, None, 1, "abc", "CPU, 1 thread", "today")
+    row = Row("dgc", "native", "", "cpu", 9000, 1.0, 1.0, 1.0, 1.0, x_floor, None, 1, "abc", "CPU, 1 thread", "today")
     monkeypatch.setattr("thinwire.cli.bench.Bench", lambda *arguments: SimpleNamespace(rows=lambda: iter([row])))
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
-    assert cli.run(["bench", "kernels", "--sizes", "9"]) == 0
+    assert cli.run(["bench", "kernels", "--sizes", "9000"]) == 0
     sentence = "The machine was busy while the memory copy was timed; repeat this on a quiet one."
     assert (sentence in capsys.readouterr().out) is is_busy
 

@@ -13,8 +13,10 @@ from thinwire.cli import _complaints, bench_cluster
 from thinwire.cli._display import console
 from thinwire.cli._help import Command, Group
 from thinwire.cli._json import checked_json, write_json
-from thinwire.lab.bench.kernels import SIZES, Bench
+from thinwire.codecs.values import VALUE_CODES
+from thinwire.lab.bench.kernels import DEFAULTS, SIZES, SMALLEST, Bench
 from thinwire.lab.bench.wire import wire_rows
+from thinwire.methods import DGC, Method
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Measure kernels, codings and step times on this machine.")
 app.command("cluster", cls=Command)(bench_cluster.cluster)
@@ -32,17 +34,24 @@ def kernels(
     sizes: Annotated[str, typer.Option(help=f"Comma separated: {', '.join(SIZES)}, or numbers.")] = ",".join(SIZES),
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     repeats: Annotated[int, typer.Option(min=3, help="Timed calls of each work.")] = 15,
+    density: Annotated[
+        float | None, typer.Option(help="DGC also with this share of elements; its default values unless --values.")
+    ] = None,
+    values: Annotated[str | None, typer.Option(help=f"DGC also with these values: {', '.join(VALUE_CODES)}.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Time the steps of DGC, TernGrad and BlockSign against the memory floor and against plain torch, in one run."""
+    """Time what a rank computes in an exchange with DGC, GTopK, TernGrad and BlockSign at their defaults: from the
+    gradient to the frame, and from the frames of 8 ranks to the mean and what is kept. The memory floor and plain torch
+    are beside it, in one run, and no byte is sent."""
     chosen = _device(device)
+    methods = _methods(density, values)
     numels = [_size(text.strip()) for text in sizes.split(",")]
     checked_json(json_file)
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
     out = console()
     for numel in numels:
-        bench = Bench(numel, chosen, repeats)
+        bench = Bench(numel, chosen, repeats, methods)
         table = Table(title=f"{numel:,} elements on {device}, milliseconds", title_justify="left", box=None)
         for heading in ("work", "kernels", "p20", "p50", "p80", "floor", "x floor", "x torch"):
             left = heading in ("work", "kernels")
@@ -110,6 +119,16 @@ def _device(name: str) -> torch.device:
 def _size(text: str) -> int:
     if text in SIZES:
         return SIZES[text]
-    if text.isdigit() and int(text) > 0:
+    if text.isdigit() and int(text) >= SMALLEST:
         return int(text)
-    raise _complaints.Complaint(_complaints.unknown("size", text, [*SIZES, "a number of elements"]))
+    raise _complaints.Complaint(_complaints.unknown("size", text, [*SIZES, f"a number of at least {SMALLEST}"]))
+
+
+def _methods(density: float | None, values: str | None) -> list[Method]:
+    """The defaults, and DGC once more where other options are asked for."""
+    options: dict[str, Any] = {"density": density, "values": values}
+    asked = {name: value for name, value in options.items() if value is not None}
+    try:
+        return list(dict.fromkeys([DEFAULTS[0], DGC(**asked), *DEFAULTS[1:]]))
+    except ValueError as problem:
+        raise _complaints.Complaint(f"{problem}.") from None

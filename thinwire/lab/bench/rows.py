@@ -18,11 +18,13 @@ import torch
 class Row:
     """One measurement: milliseconds at three percentiles, against the memory floor and against plain torch in this run.
 
-    ``floor_ms`` is the time that the fewest possible bytes take at the copy speed of the same run.
+    ``setting`` is the method with all of its options, empty where there is none. ``floor_ms`` is the time that the
+    fewest possible bytes take at the copy speed of the same run.
     """
 
     name: str
     kernels: str
+    setting: str
     device: str
     numel: int
     p20_ms: float
@@ -59,29 +61,6 @@ def measure(work: Callable[[int], object], device: torch.device, repeats: int, w
         if i >= warmup:
             seconds.append(time.perf_counter() - start)
     return seconds
-
-
-def measure_on_gpu(work: Callable[[int], object], repeats: int, warmup: int = 3) -> list[float]:
-    """The device's own time of work(i): three steps are recorded as CUDA graphs, and replays are timed.
-
-    Launches from Python run beside the backward pass in training; here they would hide what the kernels take.
-    """
-    for i in range(warmup):
-        work(i)
-    torch.cuda.synchronize()
-    graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
-    for i, graph in enumerate(graphs):
-        with torch.cuda.graph(graph):
-            work(i)
-    seconds = []
-    for i in range(repeats + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graphs[i % 3].replay()
-        end.record()
-        torch.cuda.synchronize()
-        seconds.append(1e-3 * start.elapsed_time(end))
-    return seconds[3:]
 
 
 def hardware(device: torch.device) -> str:

@@ -8,29 +8,29 @@ import pytest
 import torch
 
 from thinwire import kernels
-from thinwire.kernels import native
+from thinwire.kernels.native import library
 
 CPU = torch.device("cpu")
-needs_native = pytest.mark.skipif(native.library() is None, reason=f"no native library: {native.why_not()}")
+needs_native = pytest.mark.skipif(library.handle() is None, reason=f"no native library: {library.why_not()}")
 
 
 def test_native_library_that_does_not_load_says_why(tmp_path: Path) -> None:
-    assert "was not built" in str(native.load(tmp_path / "_native.so"))
+    assert "was not built" in str(library.load(tmp_path / "_native.so"))
     (tmp_path / "_native.so").write_bytes(b"no library")
-    reason = native.load(tmp_path / "_native.so")
+    reason = library.load(tmp_path / "_native.so")
     assert isinstance(reason, str) and "could not be loaded" in reason and "_native.so" in reason
 
 
 @needs_native
 def test_native_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not isinstance(native.load(native._PATH), str)
-    monkeypatch.setattr(native, "_ABI", native._ABI + 1)
-    why = native.load(native._PATH)
+    assert not isinstance(library.load(library._PATH), str)
+    monkeypatch.setattr(library, "_ABI", library._ABI + 1)
+    why = library.load(library._PATH)
     assert isinstance(why, str) and why.endswith("_native.so was built from other sources; reinstall thinwire")
 
 
 @needs_native
 def test_native_library_says_which_loops_run() -> None:
-    assert native.vectors() in ("AVX-512", "AVX2", "portable")
-    if kernels.home_name(CPU) == "native":
-        assert native.vectors() in kernels.describe()
+    assert library.vectors() in ("AVX-512", "AVX2", "portable")
+    if kernels.backend_name(CPU) == "native":
+        assert library.vectors() in kernels.describe()

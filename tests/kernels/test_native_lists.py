@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.kernels.lists import Entries
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import cpu, cpu_lists, lists, native, reference
+from thinwire.kernels import native, reference
+from thinwire.kernels.dispatch import CHOSEN
+from thinwire.kernels.native import library
+from thinwire.kernels.reference import Entries
 
 pytestmark = pytest.mark.skipif(library.handle() is None, reason=f"no native library here: {library.why_not()}")
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
@@ -127,7 +129,7 @@ def test_select_scopes_is_exact_in_however_little_memory(entries: int, kind: str
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_accumulate_stops_listing_at_its_capacity(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(native, "threads", lambda: threads)
+    monkeypatch.setattr(library, "threads", lambda: threads)
     grad = torch.randn(300_000, generator=torch.Generator().manual_seed(2))
     segments = reference.Segments((0,), (0.0,), (False,), (0.0,), (None,), (0.0,))
     expected = torch.nonzero(grad.abs() >= 2.0).flatten()
@@ -156,13 +158,13 @@ def test_accumulate_lists_what_reaches_a_threshold(
     threads: int, numels: tuple[int, ...], threshold: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the list just fits, and where it does not."""
-    monkeypatch.setattr(native, "threads", lambda: threads)
+    monkeypatch.setattr(library, "threads", lambda: threads)
     parts, limits = [noise(numel, numel) for numel in numels], [threshold] * len(numels)
     wanted = torch.nonzero(torch.cat(parts).abs() >= threshold).flatten()
     for room in (wanted.numel() + 1000, wanted.numel(), wanted.numel() - 1):
         if room >= 0:
             residual = torch.zeros(sum(numels))
-            found = cpu.accumulate(parts, segments(*numels), None, residual, limits, room)
+            found = native.accumulate(parts, segments(*numels), None, residual, limits, room)
             assert torch.equal(residual, torch.cat(parts))
             assert (found is None) == (room < wanted.numel())
             assert found is None or torch.equal(found, wanted)
@@ -174,15 +176,15 @@ def test_accumulate_rescales_what_waited_in_the_same_pass(
     threads: int, velocity: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits of a pass of its own before, in both homes, and the list is of what is there afterwards."""
-    monkeypatch.setattr(native, "threads", lambda: threads)
+    monkeypatch.setattr(library, "threads", lambda: threads)
     numels, ratios = (1000, 127, 70_001), (1.0, 1.25, 1 / 3)
     parts, rows = [noise(numel, numel) for numel in numels], segments(*numels)
     expected, u = noise(sum(numels), 7), noise(sum(numels), 8) if velocity else None
     for start, numel, ratio in zip(rows.starts, numels, ratios, strict=True):
         expected[start : start + numel] *= ratio
-    cpu.accumulate(parts, rows, u.clone() if u is not None else None, expected, None, 0)
-    for home in (cpu, reference):
-        monkeypatch.setattr(kernels, "_kernels", lambda _, home=home: home)
+    native.accumulate(parts, rows, u.clone() if u is not None else None, expected, None, 0)
+    for home in ("native", "reference"):
+        monkeypatch.setitem(CHOSEN, torch.device("cpu"), home)
         residual = noise(sum(numels), 7)
         mine = u.clone() if u is not None else None
         found = kernels.accumulate(parts, rows, mine, residual, [2.5] * 3, 100_000, ratios=ratios)
@@ -199,12 +201,12 @@ def test_select_scopes_finds_the_best_of_many_candidates(levels: int, k: int) ->
     candidates[1::2] += 1  # rising, two of three
     bounds, ks = [0, 30_000], [k]
     for mine, theirs in zip(
-        cpu.select_scopes(x, bounds, ks, candidates), reference.select_scopes(x, bounds, ks, candidates), strict=True
+        native.select_scopes(x, bounds, ks, candidates), reference.select_scopes(x, bounds, ks, candidates), strict=True
     ):
         assert torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs))
 
 
 def test_take_at_equals_plain_torch() -> None:
     x, indices = noise(1000), torch.tensor([0, 3, 4, 998, 999])
-    assert torch.equal(cpu_lists.take_at(x, indices), lists.take_at(x, indices))
-    assert cpu_lists.take_at(x, indices[:0]).numel() == 0
+    assert torch.equal(native.take_at(x, indices), reference.take_at(x, indices))
+    assert native.take_at(x, indices[:0]).numel() == 0

@@ -12,7 +12,7 @@ import torch
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_homes import every_home
+from kernel_backends import every_backend
 from tensor_bytes import to_bytes
 
 from thinwire.kernels import reference
@@ -23,7 +23,7 @@ QUICK = settings(deadline=None, max_examples=60, derandomize=True)
 # -------------------------------------------------------------------------------------------------- bits, trits, uints
 
 
-@every_home
+@every_backend
 @QUICK
 @given(bits=st.lists(st.booleans(), max_size=200))
 def test_bits_are_packed_as_in_plain_python(home: ModuleType, bits: list[bool]) -> None:
@@ -34,7 +34,7 @@ def test_bits_are_packed_as_in_plain_python(home: ModuleType, bits: list[bool]) 
     assert home.unpack_bits(longer, len(bits)).tolist() == bits
 
 
-@every_home
+@every_backend
 @QUICK
 @given(trits=st.lists(st.sampled_from([-1, 0, 1]), max_size=200))
 def test_trits_are_packed_as_in_plain_python(home: ModuleType, trits: list[int]) -> None:
@@ -45,7 +45,7 @@ def test_trits_are_packed_as_in_plain_python(home: ModuleType, trits: list[int])
     assert back.dtype == torch.int8 and back.tolist() == trits
 
 
-@every_home
+@every_backend
 def test_every_byte_of_trits_is_read_and_written_alike(home: ModuleType) -> None:
     packed = torch.arange(243, dtype=torch.uint8)
     trits = home.unpack_trits(packed, 5 * 243)
@@ -64,7 +64,7 @@ def test_uints_of_every_width_are_packed_as_in_plain_python(bits: int) -> None:
         assert back.dtype == torch.int64 and back.tolist() == values
 
 
-@every_home
+@every_backend
 @pytest.mark.parametrize("size", [0, 1, 7, 1023, 4097, 70_001])
 def test_packing_of_many_equals_numpy(home: ModuleType, size: int) -> None:
     """Sizes at which a kernel may split its work."""
@@ -81,7 +81,7 @@ def test_packing_of_many_equals_numpy(home: ModuleType, size: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- Rice codes
 
 
-@every_home
+@every_backend
 @QUICK
 @given(gaps=st.lists(st.integers(0, 3000), max_size=60), parameter=st.integers(0, 30))
 def test_rice_codes_are_those_of_plain_python_and_miscounts_are_seen(
@@ -103,7 +103,7 @@ def test_rice_codes_are_those_of_plain_python_and_miscounts_are_seen(
     assert home.rice_indices([too_long], numel)[0][1] == reference.RICE_REST
 
 
-@every_home
+@every_backend
 def test_rice_codes_hold_wide_gaps(home: ModuleType) -> None:
     gaps = torch.tensor([0, 2**31 - 1, 2**32 - 2, 0, 2**32 - 2])
     for parameter in (20, 29, 30):
@@ -116,7 +116,7 @@ def test_rice_codes_hold_wide_gaps(home: ModuleType) -> None:
 # ------------------------------------------------------------------------------------------------------------ checksum
 
 
-@every_home
+@every_backend
 @QUICK
 @given(words=st.lists(st.integers(0, 2**32 - 1), max_size=60), start=st.integers(0, 100))
 def test_checksum_matches_integers(home: ModuleType, words: list[int], start: int) -> None:
@@ -125,7 +125,7 @@ def test_checksum_matches_integers(home: ModuleType, words: list[int], start: in
     assert int(home.checksum(given_, start)) == expected
 
 
-@every_home
+@every_backend
 def test_checksum_finds_every_flipped_bit(home: ModuleType) -> None:
     words = torch.from_numpy(np.random.default_rng(0).integers(-(2**31), 2**31, 40).astype(np.int32))
     good = int(home.checksum(words))
@@ -136,7 +136,7 @@ def test_checksum_finds_every_flipped_bit(home: ModuleType) -> None:
     assert int(home.checksum(words)) == good
 
 
-@every_home
+@every_backend
 def test_checksum_finds_moved_words(home: ModuleType) -> None:
     words = torch.from_numpy(np.random.default_rng(1).integers(-(2**31), 2**31, 40).astype(np.int32))
     sums = {int(home.checksum(words))}

@@ -15,7 +15,7 @@ import torch
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_homes import HOMES, every_home
+from kernel_backends import BACKENDS, every_backend
 from torch import Tensor
 
 from thinwire.kernels import reference
@@ -29,7 +29,7 @@ def ternarized(home: ModuleType, x: Tensor, scale: Tensor, key: int) -> Tensor: 
     return home.unpack_trits(home.ternarize_packed([x], scale[None], [key]), x.numel())
 
 
-@every_home
+@every_backend
 @pytest.mark.parametrize("size", SIZES)
 def test_ternarize_matches_integers(home: ModuleType, size: int) -> None:
     values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
@@ -45,7 +45,7 @@ def test_ternarize_matches_integers(home: ModuleType, size: int) -> None:
     assert torch.equal(trits, ternarized(home, torch.from_numpy(values), torch.tensor(scale), key))
 
 
-@every_home
+@every_backend
 def test_ternarize_is_unbiased(home: ModuleType) -> None:
     """The mean over many steps is the value itself, within five standard errors, for every element."""
     x = torch.tensor([0.0, 1.0, -1.0, 0.5, -0.25, 0.01, -0.99, 1e-3])
@@ -58,13 +58,13 @@ def test_ternarize_is_unbiased(home: ModuleType) -> None:
     assert total[0] == 0 and total[1] == steps and total[2] == -steps
 
 
-@every_home
+@every_backend
 def test_ternarize_gives_zeros_for_zeros_and_nothing_for_nothing(home: ModuleType) -> None:
     assert ternarized(home, torch.zeros(5), torch.tensor(0.0), 1).tolist() == [0] * 5
     assert ternarized(home, torch.zeros(0), torch.tensor(0.0), 1).numel() == 0
 
 
-@every_home
+@every_backend
 def test_ternarize_gives_trits_whatever_comes(home: ModuleType) -> None:
     """inf and nan show through the scale; the trits themselves stay packable."""
     x = torch.tensor([float("nan"), float("inf"), float("-inf"), -float("nan"), 1.0, -1.0, 0.0, -0.0] * 40)
@@ -74,7 +74,7 @@ def test_ternarize_gives_trits_whatever_comes(home: ModuleType) -> None:
         assert torch.equal(trits, reference.ternarize(x, torch.tensor(scale), 5))
 
 
-@every_home
+@every_backend
 @QUICK
 @given(data=st.data(), numel=st.sampled_from(SIZES), block=st.sampled_from([1, 2, 7, 100, 1000, None]))
 def test_blockwise_sign_scales_are_the_means_of_blocks(
@@ -103,7 +103,7 @@ def test_kernels_leave_the_generators_alone() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     x = torch.linspace(-1, 1, 5000)
     work: list[Callable[[], Any]] = []
-    for home in HOMES:
+    for home in BACKENDS:
         work += [
             lambda home=home: home.select_topk(x, 50),
             lambda home=home: ternarized(home, x, torch.tensor(1.0), 3),

@@ -10,7 +10,7 @@ import torch
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_homes import every_home
+from kernel_backends import every_backend
 from sorted_topk import FLAVOURS, ODD, oracle, vector
 
 from thinwire.kernels import reference
@@ -19,7 +19,7 @@ QUICK = settings(deadline=None, max_examples=80, derandomize=True)
 SIZES = [0, 1, 7, 1023, 4097]
 
 
-@every_home
+@every_backend
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("size", SIZES)
 def test_exact_selection_is_a_stable_sort(home: ModuleType, size: int, flavour: str) -> None:
@@ -30,7 +30,7 @@ def test_exact_selection_is_a_stable_sort(home: ModuleType, size: int, flavour: 
             assert chosen.dtype == torch.int64 and chosen.tolist() == oracle(x, k), k
 
 
-@every_home
+@every_backend
 @QUICK
 @given(x=st.lists(st.one_of(st.floats(width=32), st.sampled_from(ODD)), max_size=60), k=st.integers(0, 65))
 def test_exact_selection_of_anything(home: ModuleType, x: list[float], k: int) -> None:
@@ -40,7 +40,7 @@ def test_exact_selection_of_anything(home: ModuleType, x: list[float], k: int) -
     assert given_.view(torch.int32).equal(kept.view(torch.int32))
 
 
-@every_home
+@every_backend
 def test_exact_selection_of_a_large_vector(home: ModuleType) -> None:
     """A size at which a kernel splits its work; ties cross every border."""
     x = vector(1, 150_000, "ties")
@@ -48,7 +48,7 @@ def test_exact_selection_of_a_large_vector(home: ModuleType) -> None:
         assert home.select_topk(torch.from_numpy(x), k).tolist() == oracle(x, k)
 
 
-@every_home
+@every_backend
 def test_selection_of_a_view(home: ModuleType) -> None:
     x = torch.from_numpy(vector(2, 4097, "plain"))
     assert home.select_topk(x[100:900], 9).tolist() == oracle(x[100:900].numpy(), 9)

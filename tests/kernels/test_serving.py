@@ -84,7 +84,7 @@ def test_trit_servers_equal_plain_torch(numels: list[int], ranks: int, seed: int
 
 
 def test_level_that_no_sum_has_is_seen() -> None:
-    for home in (cpu_serving, serving):
+    for backend in (native, reference):
         for place in (0, 99_999):
             levels = torch.full((100_000,), 6)
             levels[place] = 7

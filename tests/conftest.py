@@ -26,7 +26,8 @@ from cluster import Cluster  # noqa: E402
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LONGEST = (
-    "test_convergence.py", "test_faults.py", "test_oracles.py", "test_resume.py", "test_cluster_emulation.py",
+    "test_frozen_bits.py", "test_convergence.py", "test_faults.py", "test_oracles.py", "test_resume.py",
+    "test_cluster_emulation.py",
     "test_interruptions.py", "test_triton.py", "test_in_process.py", "test_advise.py", "test_conservation.py",
     "test_ddp_forms.py",
 )  # fmt: skip

@@ -11,6 +11,7 @@ it has several passes a step. Without copies a further gradient is exchanged bes
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,17 @@ from thinwire.engine.layout import Layout, Segment, memory_flat
 from thinwire.reducer import Reducer
 from thinwire.torch_private import backward_id
 
+log = logging.getLogger("thinwire")
+
+LATE = (
+    "thinwire: a gradient was cleared after its exchange and before optimizer.step(), for the first time in this loop: "
+    "what that exchange did to residuals and momentum stays; from now on such exchanges are taken back"
+)
+UNUSED = (
+    "thinwire: {} backward passes without optimizer.step(): each of them takes the exchange before it back, because "
+    "only the step of an optimizer tells that a gradient was used"
+)
+MANY = 100  # passes
 WATCHED = 3  # optimizer steps in which copies are made to see whether one has several passes
 
 
@@ -54,13 +66,15 @@ class OpenStep:
     pass waits or has not come to these parameters yet. ``keeps`` says whether copies can be made at all.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], logs: bool = True) -> None:
         self.keeps = False
+        self._logs = logs  # one rank of a group does
         self._parameters = parameters  # by ordinal
         self._several = False  # whether a step had several passes so far
         self._fresh = False  # the last exchange's gradients have not been looked at
         self._looked = -1  # the backward pass (torch's graph task) that looked last
         self._counted = False  # whether a pass has ended that the optimizer has not used
+        self._passes = 0  # since the optimizer's last step
         self._steps = 0  # of the optimizer
         self._shares: dict[int, Share] = {}  # by ordinal
         self._held: dict[int, Held] = {}  # by ordinal, as the running pass found it
@@ -101,6 +115,9 @@ class OpenStep:
     def continues(self) -> bool:
         """A pass begins: does it belong to a step that was counted with an earlier one?"""
         counted, self._counted = self._counted, False
+        self._passes += 1
+        if self._passes == MANY and self._logs:
+            log.warning(UNUSED.format(MANY))
         return counted
 
     def before_accumulation(self) -> None:
@@ -115,23 +132,32 @@ class OpenStep:
             self._look()
 
     def _look(self) -> None:
-        there = {
-            ordinal: _as_in_buckets(parameter)
+        grads = {
+            ordinal: parameter.grad
             for ordinal, parameter in enumerate(self._parameters)
             if parameter.grad is not None and (self._fresh or ordinal in self._held)
         }
-        filled = dict(zip(there, _nonzero(list(there.values())), strict=True))
+        filled = _filled(grads)
         if not self._fresh:  # others were added to what is held; was it cleared meanwhile?
-            self._held = {ordinal: held for ordinal, held in self._held.items() if filled.get(ordinal)}
+            self._held = {ordinal: held for ordinal, held in self._held.items() if ordinal in filled}
             return
         self._fresh = False
-        uncleared = any(filled[ordinal] for ordinal in there if ordinal in self._shares)
-        for ordinal, content in there.items():
-            written = self._shares[ordinal].written if ordinal in self._shares else None
-            same = written is not None and written.dtype == content.dtype and torch.equal(content, written)
-            # Zeros are a cleared gradient, or what an exchange wrote: as the others of its kind.
-            if filled[ordinal] or (uncleared and ordinal in self._shares and (same or written is None)):
-                self._held[ordinal] = Held(written if written is not None and same else content.clone(), not same)
+        for ordinal in filled:
+            self._hold(ordinal)
+        # Zeros are a cleared gradient, or what an exchange wrote: as the others of this step.
+        if not filled.isdisjoint(self._shares):
+            for ordinal in (grads.keys() & self._shares.keys()) - filled:
+                written = self._shares[ordinal].written
+                if written is None or not _filled({ordinal: written}):
+                    self._hold(ordinal)
+
+    def _hold(self, ordinal: int) -> None:
+        content = _as_in_buckets(self._parameters[ordinal])
+        written = self._shares[ordinal].written if ordinal in self._shares else None
+        if written is not None and written.dtype == content.dtype and torch.equal(content, written):
+            self._held[ordinal] = Held(written, changed=False)
+        else:
+            self._held[ordinal] = Held(content.clone(), changed=True)
 
     def held(self, ordinals: Sequence[int], ends_pass: bool) -> dict[int, Held] | None:
         """What lies in these parameters' .grad without being this pass's, or no_sync's; None where nothing does, they
@@ -163,6 +189,8 @@ class OpenStep:
                 share.kept, share.before, share.local = True, copy_of(segment.name), part.clone()
                 share.weight = weight.detach().clone() if weight is not None else None
             return False, content
+        if self._logs and self.keeps and not share.kept and held is None and not self._several:
+            log.warning(LATE)
         self._several = True
         if share.kept and held is None:
             put_back(segment.name, share.before)
@@ -192,7 +220,7 @@ class OpenStep:
     def stepped(self) -> None:
         """The optimizer used the gradients: what was exchanged counts."""
         self._shares.clear()
-        self._counted = False
+        self._counted, self._passes = False, 0
         self._steps += 1
 
     def restart(self) -> None:
@@ -258,8 +286,9 @@ def _as_in_buckets(parameter: Tensor) -> Tensor:  # -> (numel,)
     return memory_flat(grad)
 
 
-def _nonzero(vectors: Sequence[Tensor]) -> list[bool]:
-    """Whether each vector has an element that is not zero."""
-    ends = [torch.stack(vector.aminmax()).to(torch.float64) for vector in vectors if vector.numel()]
-    found = iter((torch.stack(ends) != 0).any(dim=1).tolist() if ends else [])
-    return [bool(vector.numel()) and next(found) for vector in vectors]
+def _filled(grads: dict[int, Tensor]) -> set[int]:
+    """Which of the gradients hold anything but zeros, and numbers whose squares are."""
+    if not grads:
+        return set()
+    norms = torch.stack(torch._foreach_norm(list(grads.values()), 2))
+    return {ordinal for ordinal, norm in zip(grads, norms.tolist(), strict=True) if norm != 0}

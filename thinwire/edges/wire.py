@@ -47,7 +47,7 @@ class Wire:
         self._clip_warning = ClipAfterExchangeWarning(parameters.values()) if watches else None
         self._handles: list[Any] = []
         self._used: set[int] = set()  # ids of the parameters that this pass used, where that is tracked
-        self._open = OpenStep(list(parameters.values()))
+        self._open = OpenStep(list(parameters.values()), logs=reducer.nets.own.rank == 0)
         assert isinstance(reducer.view, OptimizerView)
         self._watching = self._open.watch(reducer.view.optimizer)
         reducer.stepped = self._open.stepped

@@ -240,7 +240,6 @@ def on_threads(cell: Cell) -> list[Digests]:
 
     Whatever takes named tensors and a group of threads fits here: the same four calls, the same bits.
     """
-    from thinwire.recipes.threads import ThreadWire
     from thinwire.transport import ThreadNet, ThreadWorld
 
     scene = SCENES[cell.scene]
@@ -249,21 +248,20 @@ def on_threads(cell: Cell) -> list[Digests]:
         def __init__(self, net: ThreadNet) -> None:
             self.module = Pulled(scene.model)
             self.optimizer = OPTIMIZERS[cell.optimizer](self.module)
-            self.wire = ThreadWire(self.module, self.optimizer, thinwire.parse_method(cell.method), net)
+            method = thinwire.parse_method(cell.method)
+            self.wire = thinwire.Reducer(self.module.named_parameters(), method, net, self.optimizer)
 
         def backward(self, gradients: Mapping[str, Tensor], last: bool) -> None:
             self.module(gradients).backward()
-            self.wire.exchange()
+            self.wire.reduce({name: p.grad for name, p in self.module.named_parameters()})
 
         def step(self) -> None:
             self.optimizer.step()
 
         def finish(self) -> Digests:
-            stats, steps = self.wire.snapshot(), self.wire.steps
-            counters = {"step": steps, "optimizer_steps": steps, "density_factor": 1.0}  # which a whole wire's has
-            state = of_state({**counters, "rank": {"aggregator": self.wire.aggregator.state_dict()}})
+            stats, state = self.wire.snapshot(), of_state(self.wire.state_dict())
             end = short([of_the_end(self.module, self.optimizer, {})], 12)
-            self.wire.detach()
+            self.wire.abandon()
             return {"state": state, "end": end, "bytes": f"{stats.frame_bytes} {stats.bytes_sent}"}
 
     def work(net: ThreadNet) -> Digests:

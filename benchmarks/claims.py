@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from thinwire.lab.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD
+import thinwire
 
 R20 = "--recipe cifar10-resnet20 --set precision=bf16"
 R20X8 = "--recipe cifar10-resnet20 --workers 8 --set precision=bf16"
@@ -28,14 +28,14 @@ VGG = "--recipe cifar10-vgg16 --set precision=bf16"
 CNN = "--recipe cifar10-cifarnet --set precision=bf16"
 R110 = "--recipe cifar10-resnet110 --set precision=bf16"
 WARM = "warmup=388"  # four epochs of 97 steps
-DENSITY, _, VALUES, MASKING = PAPER_DGC.removeprefix("dgc:").split(",")
+DENSITY, _, VALUES, MASKING = thinwire.DGC.paper.removeprefix("dgc:").split(",")
 PAPER = f"{DENSITY},{MASKING}"  # the kept runs have their warm-up behind these
 DGC = f"dgc:{PAPER},{WARM},{VALUES}"
 OURS_SAME = f"dgc:density=0.0024,{WARM},values=int8,factor_masking=false"
 OURS = f"dgc:density=0.006,{WARM},values=int8,factor_masking=false"
-SIGNS = f"blocksign:topology=server,{PAPER_BLOCKSIGN.removeprefix('blocksign:')}"
-TERN = f"{PAPER_TERNGRAD},exclude=14.*,topology=server"
-MNIST_TERN = f"{PAPER_TERNGRAD},topology=server"
+SIGNS = f"blocksign:topology=server,{thinwire.BlockSign.paper.removeprefix('blocksign:')}"
+TERN = f"{thinwire.TernGrad.paper},exclude=14.*,topology=server"
+MNIST_TERN = f"{thinwire.TernGrad.paper},topology=server"
 # One-dimensional tensors and the output layer stay dense; by default now the first convolution (432 elements) as well.
 OUR_SIGNS = "blocksign:dense_below=1,exclude=14.*,topology=server"
 OUR_TERN = "terngrad:dense_below=1,exclude=14.*,topology=server"
@@ -142,13 +142,13 @@ EARLIER: dict[str, str] = {
     **seeds("r20-dropping", f"{R20} --epochs 60 --method dgc:{DENSITY},{VALUES},momentum_correction=false"),
     **seeds("r20-corrected", f"{R20} --epochs 60 --method dgc:{DENSITY},{VALUES},factor_masking=false"),
     # gTop-k: the density, the model with many parameters, more workers (Figures 5, 7 and 12).
-    "r20-gtopk-s0": f"{R20} --epochs 60 --method {PAPER_GTOPK},{WARM}",
+    "r20-gtopk-s0": f"{R20} --epochs 60 --method {thinwire.GTopK.paper},{WARM}",
     **{
         f"r20-gtopk-{density}-s0": f"{R20} --epochs 30 --method gtopk:density={density},{UNCORRECTED}"
         for density in ("0.1", "0.05", "0.01", "0.001", "0.0005")
     },
     **seeds("r20-short-dense", f"{R20} --epochs 30 --method dense"),
-    "vgg-gtopk-s0": f"{VGG} --epochs 30 --method {PAPER_GTOPK},{WARM}",
+    "vgg-gtopk-s0": f"{VGG} --epochs 30 --method {thinwire.GTopK.paper},{WARM}",
     "vgg-gtopk-ours-s0": f"{VGG} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true",
     "vgg-ours-s0": f"{VGG} --epochs 30 --method {OURS}",
     "vgg-dgc-s0": f"{VGG} --epochs 30 --method {DGC}",
@@ -168,7 +168,7 @@ EARLIER: dict[str, str] = {
     "r20-adam-terngrad-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 30 --method {TERN}",
     "r20-adam-dense-s0": f"{R20},solver=adam,lr=0.002,weight_decay=0 --epochs 30 --method dense",
     **seeds("cnn-terngrad", f"{CNN} --epochs 100 --method terngrad:dense_below=1,exclude=13.*,topology=server", 2),
-    **seeds("cnn-paper", f"{CNN} --epochs 100 --method {PAPER_TERNGRAD},topology=server", 2),
+    **seeds("cnn-paper", f"{CNN} --epochs 100 --method {thinwire.TernGrad.paper},topology=server", 2),
     **seeds("cnn-dense", f"{CNN} --epochs 100 --method dense", 2),
     # TernGrad on MNIST, 64 images a step; 64 workers have 256 (Figure 3).
     **seeds("mnist-64-terngrad", f"{MNIST} --set batch_size=256,lr=0.02 --workers 64 --method {MNIST_TERN}", 2),
@@ -187,7 +187,7 @@ EARLIER: dict[str, str] = {
     **seeds("m30k-gru-dropping", f"{M30K_GRU} --method dropping:{DROP}", 2),
     **seeds("m30k-gru-partial", f"{M30K_GRU} --method dropping:density=0.01,{PARTIAL}", 2),
     **seeds("m30k-gru-dense", f"{M30K_GRU} --method dense", 2),
-    "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method {PAPER_GTOPK},{WARM}",
+    "r20x8-gtopk-s0": f"{R20} --workers 8 --epochs 30 --method {thinwire.GTopK.paper},{WARM}",
     "r20-gtopk-ours-s0": f"{R20} --epochs 60 --method gtopk:density=0.006,{WARM},momentum_correction=true,values=int8",
     **seeds("r20-gtopk-corrected", f"{R20} --epochs 30 --method gtopk:density=0.01,{WARM},momentum_correction=true"),
     **seeds("r20-gtopk-0.03-corrected", f"{R20} --epochs 30 --method {MORE_GTOPK},{WARM}"),
@@ -247,9 +247,9 @@ NOW: dict[str, str] = {
     **seeds("r20f-dense", f"{R20} --epochs 140 --method dense"),
     **seeds("r20f-bf16", f"{R20} --epochs 140 --method dense:dtype=bf16", 2),
     **seeds("r20f-balanced", f"{R20} --epochs 140 --method dgc:{BALANCED},{WARM}"),
-    **seeds("r20f-dgc", f"{R20} --epochs 140 --method {PAPER_DGC},{WARM}"),
+    **seeds("r20f-dgc", f"{R20} --epochs 140 --method {thinwire.DGC.paper},{WARM}"),
     **seeds("r20f-gtopk-0.03", f"{R20} --epochs 140 --method {MORE_GTOPK},{WARM}", 2),
-    "r20f-gtopk-s0": f"{R20} --epochs 140 --method {PAPER_GTOPK},{WARM}",
+    "r20f-gtopk-s0": f"{R20} --epochs 140 --method {thinwire.GTopK.paper},{WARM}",
     "vgg-bf16-s0": f"{VGG} --epochs 30 --method dense:dtype=bf16",
     **seeds("r20-short-balanced", f"{R20} --epochs 30 --method dgc:{BALANCED},{WARM}"),
     **seeds("r20-short-0.02", f"{R20} --epochs 30 --method dgc:{MORE},{WARM}"),

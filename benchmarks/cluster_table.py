@@ -19,12 +19,11 @@ sys.path.append(str(Path(__file__).parent))
 from comparing import RESULTS, difference, find, markdown, of_the_same_seeds
 
 from thinwire import DGC, GradientDropping, GTopK
-from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 
 CLUSTER = RESULTS.parent / "cluster.json"
 RATES = {"1gbit": "1 Gb/s", "100mbit": "100 Mb/s"}
 DGC_SHARE, GTOPK_SHARE, DROPPING_SHARE = (f"{100 * kind().density:g} %" for kind in (DGC, GTopK, GradientDropping))
-OLD_PAPER_DGC = PAPER_DGC.replace("scope=tensor,", "")  # as it was typed when scope was no option
+OLD_DGC_PAPER = DGC.paper.replace("scope=tensor,", "")  # as it was typed when scope was no option
 LABELS = {
     "dense:dtype=bf16": "bf16 (ours)",
     "powersgd-1": "PowerSGD hook, rank 1",
@@ -33,9 +32,9 @@ LABELS = {
     "torch-topk": "top-k in plain torch, 0.1 %",
     "dgc": f"dgc (default: {DGC_SHARE}, int8)",
     "dgc:density=0.006": "dgc, 0.6 %, int8",
-    PAPER_DGC: "dgc, the paper's 0.1 % and fp32",
-    OLD_PAPER_DGC: "dgc, the paper's 0.1 % and fp32",
-    PAPER_GTOPK: "gtopk, the paper's 0.1 %",
+    DGC.paper: "dgc, the paper's 0.1 % and fp32",
+    OLD_DGC_PAPER: "dgc, the paper's 0.1 % and fp32",
+    GTopK.paper: "gtopk, the paper's 0.1 %",
     "gtopk": f"gtopk (default: {GTOPK_SHARE})",
     "terngrad:dense_below=0": "terngrad, small tensors as well",
     "blocksign:dense_below=0": "blocksign, small tensors as well",
@@ -77,9 +76,9 @@ README_ROWS = (
     Shown("torch-topk", "top-k 0.1 % in plain torch"),
     Shown("dgc", f"`DGC()`: {DGC_SHARE}, int8", "vgg-0.02-s*", "vgg-warm-0.02-s*"),
     Shown("dgc:density=0.006", "`DGC(density=0.006)`", "vgg-balanced-s*", "vgg-warm-s*"),
-    Shown(PAPER_DGC, "the DGC paper's 0.1 %, fp32", "vgg-dgc-s*"),
+    Shown(DGC.paper, "the DGC paper's 0.1 %, fp32", "vgg-dgc-s*"),
     Shown("gtopk", f"`GTopK()`: {GTOPK_SHARE}", "vgg-gtopk-0.03-s*"),
-    Shown(PAPER_GTOPK, "the gTop-k paper's 0.1 %", "vgg-gtopk-s*"),
+    Shown(GTopK.paper, "the gTop-k paper's 0.1 %", "vgg-gtopk-s*"),
     Shown("blocksign", "`BlockSign()`"),
     Shown("terngrad", "`TernGrad()`"),
     Shown("dropping:local=partial", '`GradientDropping(local="partial")`'),

@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
+import thinwire
 
 RESULTS = Path(__file__).parent / "results"
 BITS_PER_S = {"1gbit": 1e9, "100mbit": 1e8}
@@ -31,8 +31,8 @@ METHODS = (
     ("dgc", "vgg-0.02", True),
     ("dgc:density=0.006", "vgg-balanced", True),
     ("gtopk", "vgg-gtopk-0.03", True),
-    (PAPER_DGC, "vgg-dgc", True),
-    (PAPER_GTOPK, "vgg-gtopk", True),
+    (thinwire.DGC.paper, "vgg-dgc", True),
+    (thinwire.GTopK.paper, "vgg-gtopk", True),
 )
 # The same with a learning rate that rises for four epochs and not for 83 steps.
 SLOW_RISE = {

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; _MODULES says the same
     from thinwire.methods import (
         DGC,
         METHODS,
+        Advised,
         BlockSign,
         Dense,
         GradientDropping,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; _MODULES says the same
         Noop,
         SignSGD,
         TernGrad,
+        method,
         parse_method,
     )
     from thinwire.reducer import Reducer
@@ -38,6 +40,7 @@ __all__ = [
     "DGC",
     "METHODS",
     "Advice",
+    "Advised",
     "BlockSign",
     "Dense",
     "DetachedError",
@@ -58,11 +61,13 @@ __all__ = [
     "Wire",
     "advise",
     "attach",
+    "method",
     "parse_method",
 ]
 
 _MODULES = {  # where each public name is defined
     "Advice": "thinwire.advisor.advice",
+    "Advised": "thinwire.methods",
     "BlockSign": "thinwire.methods",
     "DGC": "thinwire.methods",
     "Dense": "thinwire.methods",
@@ -85,6 +90,7 @@ _MODULES = {  # where each public name is defined
     "Wire": "thinwire.edges.wire",
     "advise": "thinwire.advisor.advice",
     "attach": "thinwire.attach",
+    "method": "thinwire.methods",
     "parse_method": "thinwire.methods",
 }
 

@@ -1,4 +1,4 @@
-"""The papers' settings have one home, and everything that compares with them takes them from there."""
+"""The papers' settings have one home, the method's class; everything that compares with them takes them from there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from paths import ROOT
 
 import thinwire
 from thinwire.lab.bench import cluster
-from thinwire.lab.bench.paper_settings import PAPER_BLOCKSIGN, PAPER_DGC, PAPER_GTOPK, PAPER_TERNGRAD
+
+PAPER_BLOCKSIGN, PAPER_DGC = thinwire.BlockSign.paper, thinwire.DGC.paper
+PAPER_GTOPK, PAPER_TERNGRAD = thinwire.GTopK.paper, thinwire.TernGrad.paper
 
 
 def test_paper_settings_are_what_the_documentation_says() -> None:
@@ -24,7 +26,7 @@ def test_paper_settings_are_what_the_documentation_says() -> None:
 
 
 def test_paper_settings_are_used_by_benchmarks_and_claims() -> None:
-    assert {PAPER_DGC, PAPER_GTOPK} < set(cluster.METHODS)
+    assert {PAPER_DGC, PAPER_GTOPK} < set(cluster.benched())
     paper = replace(thinwire.parse_method(PAPER_DGC), warmup=388)  # type: ignore[call-arg]
     assert thinwire.parse_method(claims.RUNS["r20-direct-dgc-s0"].split()[-3]) == paper
     assert claims.RUNS["vgg-gtopk-s0"].endswith(f" --method {PAPER_GTOPK},warmup=388")
@@ -37,9 +39,9 @@ def test_paper_settings_are_used_by_benchmarks_and_claims() -> None:
 
 @pytest.mark.parametrize("folder", ["thinwire", "benchmarks", "docs", "examples"])
 def test_paper_settings_are_written_out_nowhere_else(folder: str) -> None:
-    files = [path for path in (ROOT / folder).rglob("*.py") if path.name != "paper_settings.py"]
+    files = [path for path in (ROOT / folder).rglob("*.py") if path.parent.name != "methods"]
     assert files
     for path in files:
         for spec in (PAPER_DGC, PAPER_GTOPK + '"', PAPER_GTOPK + ","):
-            said = f"{path.relative_to(ROOT)}: take it from thinwire.lab.bench.paper_settings"
+            said = f"{path.relative_to(ROOT)}: take it from the method's class, thinwire.DGC.paper"
             assert spec not in path.read_text(), said

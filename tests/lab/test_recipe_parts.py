@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +194,11 @@ def test_shifts_move_whole_pixels() -> None:
     assert torch.equal(moved[2, 0, :, 1:], x[2, 0, :, :-1]) and not moved[2, 0, :, 0].any()
 
 
-def test_learning_rate_factors_name_methods() -> None:
+def test_learning_rate_factors_are_for_methods_that_estimate_no_mean() -> None:
     for recipe in RECIPES.values():
-        factors: Mapping[str, float] = recipe.lr_factors
-        assert set(factors) <= set(thinwire.METHODS)
+        for method in (kind() for kind in thinwire.METHODS.values()):
+            factor = 1.0 if method.estimates_mean else recipe.sign_lr_factor
+            assert recipe.lr_factor(recipe, method) == factor, (recipe.name, method)  # type: ignore[arg-type]
 
 
 def test_histograms_of_a_model_without_ternary_tensors() -> None:

@@ -17,42 +17,40 @@ from thinwire.advisor.cost import ExchangeCost, Prediction, Workload
 from thinwire.advisor.link import Link
 from thinwire.advisor.microbench import DryNet
 from thinwire.advisor.profile import Profile, exchanges_of, frames_grow, measure_codec, measure_profile
-from thinwire.methods import Method, parse_method
+from thinwire.methods import METHODS, Dense, Method, parse_method
 from thinwire.transport import TorchNet
 from thinwire.transport.groups import acquire_group, release_group
 
-# Where two are equally fast the first is recommended: those in front lost less accuracy in most of what was trained.
-METHODS = ("dense", "dense:dtype=bf16", "dgc", "gtopk", "blocksign", "terngrad")
-# What was trained with Adam as well: DGC takes SGD's momentum, and how the others do with Adam was not measured.
-LOCAL = "dropping:local=partial"
-WITHOUT_SGD = ("dense", "dense:dtype=bf16", LOCAL, "terngrad")
 MOST_HOSTS = 1024
 WORTH = 1.10  # a method must train this much faster than dense, or it is not worth its trouble
 AS_FAST = 1.05  # predictions that differ by less cannot be told apart
 WIRE_SHARE = 0.94  # what Ethernet, IP and TCP headers leave of a link's rate for what is sent
 SAMPLE = 2 * 2**20  # elements on which this machine's encoding speed is measured when there is no model
 TABLE = 22 + 17  # columns of its text apart from the numbers: a method in front, "1,234 MB a step" behind
-_NEVER = "signsgd (its updates need learning rates of their own), noop (trains nothing)"
-NOT_COMPARED = {
-    METHODS: f"Not compared: {_NEVER}, dropping (alone dgc's forerunner; with local gradients for other optimizers).",
-    WITHOUT_SGD: f"Not compared: {_NEVER}, dgc (it needs torch.optim.SGD), blocksign and gtopk (how accurate they are "
-    "with other optimizers was not measured), dropping without local gradients.",
-}
-_WARMUP = "give it a warm-up of a few epochs' steps ({0}:warmup=STEPS)"
-_FEWER = f"{_WARMUP}; residual networks and an LSTM were content with fewer bytes ({{0}}:density=0.006,warmup=STEPS)"
-_EXCLUDE = "leave the output layer out ({}:exclude=PATTERN)"
-_AVERAGED = (
-    "it was trained on Transformers and GRUs, for images take terngrad or dense:dtype=bf16; give it a warm-up of a few "
-    "epochs' steps (warmup=STEPS), evaluate and save inside wire.averaged()"
-)
-WANTS = {"dgc": _FEWER, "gtopk": _WARMUP, "terngrad": _EXCLUDE, "blocksign": _EXCLUDE, "dropping": _AVERAGED}
 UNSTEADY = 0.1  # a step without communication that changes by more while it is measured is worth a note
+
+
+def compared(optimizer_is_sgd: bool) -> tuple[str, ...]:
+    """The methods that suit the optimizer. Of equally fast ones the first is recommended, which lost less accuracy."""
+    ranked = sorted(METHODS.values(), key=lambda kind: kind.advised.rank)
+    return tuple(spec for kind in ranked for spec in kind.advised.settings(optimizer_is_sgd))
+
+
+def not_compared(optimizer_is_sgd: bool) -> str:
+    """The methods that are left out, and why."""
+    names: dict[str, list[str]] = {}
+    for name, kind in METHODS.items():
+        if not kind.advised.settings(optimizer_is_sgd):
+            names.setdefault(kind.advised.why_not(optimizer_is_sgd), []).append(name)
+    said = [f"{', '.join(some[:-1])}{' and ' if some[:-1] else ''}{some[-1]} ({why})" for why, some in names.items()]
+    return f"Not compared: {', '.join(said)}."
 
 
 def caution(method: str) -> str:
     """What a choice by speed leaves to the reader."""
     name = method.partition(":")[0]
-    wants = f" {name}: {WANTS[name].format(name)}." if name in WANTS else ""
+    said = METHODS[name].advised.wants.replace("{}", name) if name in METHODS else ""
+    wants = f" {name}: {said}." if said else ""
     return f'Speed alone decides; docs/results.md, "The papers\' claims", has what it costs in accuracy.{wants}'
 
 
@@ -120,7 +118,7 @@ class Advice:
             )
         verdict = f"recommended: {self.recommended}" if self.compress else "do not compress"
         below = [self.caution] if self.compress else []
-        below += [NOT_COMPARED[compared]] if (compared := self._methods) in NOT_COMPARED else []
+        below += [not_compared(is_sgd) for is_sgd in (True, False) if compared(is_sgd) == self._methods][:1]
         below += [self.basis] if self.basis else []
         return "\n".join([*lines, "", f"{verdict}: {self.reason}", *self.notes, *below])
 
@@ -243,13 +241,13 @@ def _exchanges(params: int) -> int:
 
 def to_compare(methods: Sequence[Method | str] | None, optimizer_is_sgd: bool) -> list[Method]:
     """The methods that were asked for, or those that suit the optimizer, with dense in front."""
-    asked = methods if methods is not None else METHODS if optimizer_is_sgd else WITHOUT_SGD
+    asked = methods if methods is not None else compared(optimizer_is_sgd)
     return with_dense([parse_method(method) if isinstance(method, str) else method for method in asked])
 
 
 def with_dense(methods: Sequence[Method]) -> list[Method]:
     """The methods with dense in front, which they are compared with."""
-    return list(dict.fromkeys([parse_method("dense"), *methods]))
+    return list(dict.fromkeys([Dense(), *methods]))
 
 
 def advise_from(profile: Profile, methods: Sequence[Method]) -> Advice:

@@ -6,17 +6,19 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.advisor.advice import LOCAL, METHODS, WITHOUT_SGD, Advice, advise_from, with_dense
+from thinwire.advisor.advice import Advice, advise_from, compared, with_dense
 from thinwire.advisor.cost import Workload
 from thinwire.advisor.link import measure_link
 from thinwire.advisor.profile import Profile, buckets_of, measure_exchange
 from thinwire.edges.wire import Wire
 from thinwire.methods import Method, parse_method
+from thinwire.methods.registry import for_other_optimizers
 from thinwire.transport import overhead
 
 log = logging.getLogger("thinwire")
@@ -109,9 +111,7 @@ class Auto:
         compute_s, *ready_s = agreed.tolist()
         work = Workload(compute_s, tuple(buckets_of(parameters, dict(zip(names, ready_s, strict=True)))))
         sgd, device = self._view.is_sgd, net.compute_device
-        # Local gradients want averaged() around evaluation, which is the user's to know of.
-        suited = METHODS if sgd else [method for method in WITHOUT_SGD if method != LOCAL]
-        methods = with_dense([method for method in map(parse_method, suited) if self._accepts(method)])
+        methods = with_dense([method for method in map(parse_method, compared(sgd)) if self._accepts(method)])
         with overhead(net):
             link = measure_link(net)
             costs = {
@@ -123,10 +123,13 @@ class Auto:
         return advise_from(profile, methods)
 
     def _accepts(self, method: Method) -> bool:
-        """Whether the user's optimizer lets the method take its momentum."""
+        """Whether the user's optimizer lets the method take its momentum. Replicas that drift want averaged() around
+        evaluation, which is the user's to know of."""
+        if method.replicas_drift:
+            return False
         if method.takes_momentum(self._view.is_sgd):
             try:
-                self._view.check_takeover(method.name)
+                self._view.check_takeover(method.name, partial(for_other_optimizers, method))
             except ValueError:
                 return False
         return True

@@ -19,7 +19,7 @@ from thinwire.lab.emulation import Links
 from thinwire.lab.recipes import RECIPES
 from thinwire.lab.recipes.base import MissingData
 from thinwire.lab.recipes.sharing import check_share
-from thinwire.methods.strings import without_idle_masking
+from thinwire.methods.spec import without_idle_masking
 
 DEVICES = ("auto", "cpu", "cuda")
 AUTO = "; auto is for thinwire.attach, and thinwire advise recommends one of these"

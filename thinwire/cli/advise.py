@@ -14,7 +14,7 @@ import typer
 from torch import nn
 
 from thinwire import starting
-from thinwire.advisor.advice import METHODS, WITHOUT_SGD, Advice, advise_offline
+from thinwire.advisor.advice import Advice, advise_offline
 from thinwire.advisor.advice import advise as advise_online
 from thinwire.advisor.cost import Workload
 from thinwire.advisor.microbench import DryNet
@@ -52,7 +52,7 @@ def advise(
         str | None,
         typer.Option(
             help="Methods to compare with dense, separated by commas.",
-            show_default=f"{','.join(METHODS[1:])}; without sgd {','.join(WITHOUT_SGD[1:])}",
+            show_default="{compared}; without sgd {compared_without_sgd}",
         ),
     ] = None,
     json_file: Annotated[

@@ -15,7 +15,7 @@ from thinwire.cli._display import console
 from thinwire.cli._job import split_specs
 from thinwire.cli._json import checked_json, write_json
 from thinwire.lab import emulation
-from thinwire.lab.bench.cluster import METHODS, HostFailed, accuracy, all_methods, check_method, measure_cluster
+from thinwire.lab.bench.cluster import HostFailed, accuracy, all_methods, benched, check_method, measure_cluster
 from thinwire.lab.bench.cluster_worker import Job
 from thinwire.lab.bench.models import MODELS
 from thinwire.lab.bench.peers import PEERS
@@ -28,12 +28,13 @@ def cluster(
     rate: Annotated[str, typer.Option(help="Rates of all links, separated by commas.")] = "100mbit,1gbit",
     model: Annotated[str, typer.Option(help=f"{', '.join(SHOWN_MODELS)}.")] = "vgg16",
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
             help=f"Methods beside noop, dense, bf16 and PowerSGD, separated by commas; also {', '.join(PEERS)}, and "
-            "METHOD@none or METHOD@all: an exchange a bucket, or one for all of them."
+            "METHOD@none or METHOD@all: an exchange a bucket, or one for all of them.",
+            show_default="{benched}",
         ),
-    ] = ",".join(METHODS),
+    ] = None,
     steps: Annotated[int, typer.Option(min=4, help="Timed steps a method, fewer where they are long.")] = 9,
     row_seconds: Annotated[float, typer.Option(min=1, help="Where fewer steps are made: seconds a method.")] = 15.0,
     rounds: Annotated[int, typer.Option(min=1, help="All methods set up so often, a part of the steps each.")] = 2,
@@ -53,7 +54,7 @@ def cluster(
     counts, rates = _counts(hosts), _rates(rate)
     if model not in MODELS:
         raise _complaints.Complaint(_complaints.unknown("model", model, SHOWN_MODELS))
-    wanted = split_specs("noop", methods)[1:]
+    wanted = split_specs("noop", methods)[1:] if methods is not None else list(benched())
     for method in wanted:
         try:
             check_method(method)

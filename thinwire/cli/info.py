@@ -10,7 +10,7 @@ import torch.distributed as dist
 import typer
 
 import thinwire
-from thinwire import kernels
+from thinwire import METHODS, kernels
 from thinwire.cli._environment import cpu_name, num_cores, os_name
 from thinwire.cli._text import counted, room, wrapped
 from thinwire.lab import emulation
@@ -37,6 +37,7 @@ def rows() -> list[tuple[str, str]]:
         ("cpu", f"{cpu_name()}, {counted(num_cores(), 'core')} for this process"),
         ("gpu", _gpus()),
         ("kernels", kernels.describe().removeprefix("kernels: ")),
+        ("methods", ", ".join(METHODS)),
         ("gloo", _backend(dist.is_available() and dist.is_gloo_available())),
         ("nccl", _backend(dist.is_available() and dist.is_nccl_available())),
         ("clusters", _clusters()),

@@ -30,7 +30,8 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="A method with its options, such as dgc:density=0.01,warmup=72; the recipe's own unless told."
+            help="A method with its options, such as dgc:density=0.01,warmup=72; the recipe's own unless told. "
+            "There are {methods}."
         ),
     ] = None,
     compare: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -46,9 +47,25 @@ class Ternarize:
         device = context.weights[0].device if context.weights else None
         return torch.zeros(0, dtype=torch.float32, device=device), None
 
-    def limits(self, context: ExchangeContext, x: Gradient) -> Tensor | None:  # -> (T,) float32
-        """Where every tensor is clipped (Eq. 21); None without clipping."""
-        return self._scalers(context, self._parts(context, x))[1]
+    def stages(
+        self,
+        context: ExchangeContext,
+        x: Tensor,
+        agree: Callable[[Tensor | None], Tensor | None],
+        rank: int,
+    ) -> dict[str, Tensor]:  # x: (c,) float32
+        """What becomes of a vector on its way, for histograms; ``agree`` takes the largest of all ranks' numbers.
+
+        Not the ternary values where one scaler belongs to the whole model, of which x may be a part.
+        """
+        clipped, limits = x.clone(), self._scalers(context, self._parts(context, x))[1]
+        if limits is not None:
+            for segment, limit in zip(context.layout.coded, limits, strict=True):
+                clipped[segment.span].clamp_(-limit, limit)
+        if self.whole_model:
+            return {"clipped": clipped}
+        agreed = agree(self.measure(context, x))
+        return {"clipped": clipped, "ternary": self.compress(context, x, agreed, rank).values()}
 
     def hint(self, context: ExchangeContext, device: torch.device) -> None:
         return None

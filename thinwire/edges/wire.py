@@ -204,7 +204,7 @@ class Wire:
 
     def _check_join(self) -> None:
         """Refuse what cannot be done once a rank runs out of inputs (torch.distributed.algorithms.Join)."""
-        if getattr(self.method, "local", None) is not None:
+        if self.method.applies_local_gradients:
             raise ValueError(
                 f"{self.method} applies every rank's own gradient, which ranks without inputs do not have; "
                 "use a method without local gradients inside a join, or even inputs"

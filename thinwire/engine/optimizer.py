@@ -68,14 +68,12 @@ class OptimizerView:
     def hyper(self, parameter: Tensor) -> Hyper:
         return self.hypers([parameter])[0]
 
-    def check_takeover(self, method: str) -> None:
-        """Raise when momentum cannot be moved in front of the compression."""
+    def check_takeover(self, method: str, instead: Callable[[], str]) -> None:
+        """Raise when momentum cannot be moved in front of the compression; ``instead`` says what else to take."""
         if not self.is_sgd:
             raise ValueError(
                 f"{method}: momentum correction needs torch.optim.SGD, the optimizer is "
-                f"{type(self.optimizer).__name__}; with that take dropping:local=partial (a Transformer), terngrad or "
-                "dense:dtype=bf16 (images); blocksign, gtopk and momentum_correction=False (as a string: "
-                f"{method}:momentum_correction=false) work with it, too, but nobody measured how accurate they are then"
+                f"{type(self.optimizer).__name__}; {instead()}"
             )
         own = {id(p) for p in self.parameters.values()}
         for group in self.optimizer.param_groups:
@@ -175,7 +173,7 @@ class NoOptimizer:
     def hyper(self, parameter: Tensor) -> Hyper:
         return _RATE_ONE
 
-    def check_takeover(self, method: str) -> None:
+    def check_takeover(self, method: str, instead: Callable[[], str]) -> None:
         return
 
     def take_over(self, *, momentum: bool, weight_decay: bool) -> None:

@@ -32,6 +32,7 @@ class PowerSGD(Method):
     """PyTorch's PowerSGD hook with error feedback and warm start; plain all-reduce for the first ``warmup`` steps."""
 
     name: ClassVar[str] = "powersgd"
+    gives_step_gradient: ClassVar[bool] = True  # not quite, but people clip what PyTorch's hook gives them
     rank: int = 1
     warmup: int = 10
 

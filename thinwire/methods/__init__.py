@@ -1,35 +1,27 @@
-"""The methods: frozen, validated descriptions that are assembled from the engine's parts.
+"""The methods: frozen, validated descriptions that are assembled from the engine's parts, one file per method.
 
 Every option is keyword-only and checked when the object is made; ``parse_method`` reads the same from one string.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
+from thinwire.methods.advised import Advised
 from thinwire.methods.base import Method
-from thinwire.methods.plain import Dense, Noop
-from thinwire.methods.quantized import BlockSign, SignSGD, TernGrad
-from thinwire.methods.sparse import DGC, GradientDropping, GTopK, Warmup
-from thinwire.methods.strings import read_method
-
-METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (DGC, GTopK, TernGrad, BlockSign, GradientDropping, SignSGD, Dense, Noop)
-}
-
-
-def parse_method(spec: str, methods: Mapping[str, type[Method]] = METHODS, others: Sequence[str] = ()) -> Method:
-    """Return the method that a string such as ``dgc:density=0.01,values=fp32`` describes.
-
-    Several patterns of one option are joined with ``+``. Anything unknown is a ValueError that names what is known:
-    ``methods``, and the names in ``others``, which the caller knows itself.
-    """
-    return read_method(spec, methods, others)
-
+from thinwire.methods.blocksign import BlockSign
+from thinwire.methods.dense import Dense
+from thinwire.methods.dgc import DGC
+from thinwire.methods.dropping import GradientDropping
+from thinwire.methods.gtopk import GTopK
+from thinwire.methods.noop import Noop
+from thinwire.methods.options import Warmup
+from thinwire.methods.registry import METHODS, method, parse_method
+from thinwire.methods.signsgd import SignSGD
+from thinwire.methods.terngrad import TernGrad
 
 __all__ = [
     "DGC",
     "METHODS",
+    "Advised",
     "BlockSign",
     "Dense",
     "GTopK",
@@ -39,5 +31,6 @@ __all__ = [
     "SignSGD",
     "TernGrad",
     "Warmup",
+    "method",
     "parse_method",
 ]

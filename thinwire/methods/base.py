@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from thinwire.engine.layout import Layout
-from thinwire.engine.protocols import Aggregator, Memory
-from thinwire.memory import LocalClipping
-from thinwire.methods.strings import no_option, read_method, spell, without_idle_masking
+from thinwire.engine.protocols import Aggregator
+from thinwire.methods.advised import Advised
+from thinwire.methods.spec import no_option, read_method, read_options, spell, without_idle_masking
 from thinwire.transport import Net
 
 if TYPE_CHECKING:
@@ -24,13 +24,21 @@ Rows = Sequence[tuple[str, int, torch.Size]]  # parameter name, ordinal, shape
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What all methods have. ``name`` is the one used in method strings.
+    """A frozen description of a method; ``aggregator`` puts its parts together, which is all that one must define.
 
-    ``takes_momentum`` and ``takes_weight_decay`` say whether they are applied in front of the compression instead of
-    by the optimizer; ``averaging_interval`` is the number of optimizer steps between parameter averagings.
+    ``name`` is the one used in method strings, given by ``@thinwire.method``. The other class attributes and the
+    properties are what the engine, the adviser and the command line want to know; their defaults suit a method that
+    compresses every gradient on its own. Options of these names get their meaning here: ``clip_norm``, ``dense_below``,
+    ``exclude``, ``residual`` and ``values`` (as of ``thinwire.DGC``).
     """
 
     name: ClassVar[str] = ""
+    paper: ClassVar[str | None] = None  # the string of the paper's own setting, where the defaults are another
+    also_called: ClassVar[Mapping[str, str]] = {}  # what people write for a setting: {"bf16": "dense:..."}
+    advised: ClassVar[Advised] = Advised()
+    benched: ClassVar[tuple[str, ...] | None] = None  # the settings in `thinwire bench cluster`; None: the defaults
+    communicates: ClassVar[bool] = True  # False: every rank is on its own, for measurements
+    gives_step_gradient: ClassVar[bool] = False  # the mean of this very step's gradients, which a loop may clip
     came_later: ClassVar[Mapping[str, Any]] = {}  # what options mean in older states, where defaults differ
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
@@ -42,30 +50,43 @@ class Method:
                     raise TypeError(f"{cls.__name__} {no_option(option, known)}")
         return super().__new__(cls)
 
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        """Put memory, compressor and collective together around a net."""
+        raise NotImplementedError(f"{type(self).__name__} must define aggregator(net, optimizer_is_sgd)")
+
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
+        """Whether momentum is applied in front of the compression instead of by the optimizer."""
         return False
 
     def takes_weight_decay(self, optimizer_is_sgd: bool) -> bool:
+        """Whether weight decay is applied in front of the compression instead of by the optimizer."""
         return self.takes_momentum(optimizer_is_sgd)
 
     @property
     def averaging_interval(self) -> int | None:
+        """Optimizer steps between two averagings of the parameters; None: they need none."""
         return None
 
     @property
+    def replicas_drift(self) -> bool:
+        """Whether ranks go different ways, so that they must be made equal when the method is left."""
+        return self.averaging_interval is not None
+
+    @property
+    def applies_local_gradients(self) -> bool:
+        """Whether a rank's update contains its own gradient, which a rank without inputs does not have."""
+        return False
+
+    @property
     def estimates_mean(self) -> bool:
-        """Whether what it gives stands for the mean gradient, so that the mean itself may take its place."""
+        """Whether what it gives stands for the mean gradient, so that the mean itself may take its place. Otherwise
+        updates are not on the scale of a gradient and need learning rates of their own."""
         return True
 
     @property
     def state_dtype(self) -> torch.dtype:
         """The type in which residuals and velocities are kept between two steps."""
         return torch.bfloat16 if getattr(self, "residual", "fp32") == "bf16" else torch.float32
-
-    @property
-    def replicas_drift(self) -> bool:
-        """Whether ranks go different ways, so that they must be made equal when the method is left."""
-        return self.averaging_interval is not None
 
     def is_coded(self, name: str, shape: torch.Size) -> bool:
         """Whether a parameter goes through the compressor; the others travel dense in the same frame.
@@ -107,8 +128,10 @@ class Method:
                     f"there are for example {', '.join(near)}"
                 )
 
-    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
-        raise AssertionError("every method assembles its own parts")
+    @classmethod
+    def read(cls, text: str) -> Method:
+        """The method that the options in a string describe: what follows its name and a colon."""
+        return cls(**read_options(cls, text))
 
     def __str__(self) -> str:
         return self._string([f.name for f in fields(self) if getattr(self, f.name) != f.default])
@@ -132,8 +155,3 @@ class Method:
     def _string(self, options: list[str]) -> str:
         given = [f"{option}={spell(getattr(self, option))}" for option in options]
         return self.name + (":" + ",".join(given) if given else "")
-
-
-def clipped(memory: Memory, clip_norm: float | None, net: Net) -> Memory:
-    """The memory behind local clipping, where there is a norm: the whole gradient's, so it needs ``whole_model``."""
-    return LocalClipping(memory, clip_norm, net.size) if clip_norm is not None else memory

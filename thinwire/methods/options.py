@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from thinwire.codecs.indices import INDEX_CODES
+from thinwire.codecs.values import VALUE_CODES
+from thinwire.engine.schedules import Schedule
+
+Warmup = Schedule | int | None
+
+
+def schedule_of(warmup: Warmup, paper: type) -> Schedule | None:
+    """A number of steps is the length of the paper's own warm-up."""
+    return paper(warmup) if isinstance(warmup, int) else warmup
+
 
 def require(ok: bool, sentence: str) -> None:
     if not ok:
@@ -61,3 +72,29 @@ def check_exclude(method: Any) -> None:
 def check_dense_below(method: Any) -> None:
     value = method.dense_below
     require(is_count(value, 0), f"{method.name}: dense_below must be a number of elements, not {value!r}")
+
+
+def check_corrected(method: Any) -> None:
+    """What acts on velocities needs them."""
+    check_bool(method, "factor_masking", "lr_rescaling", "direct_decay")
+    corrected = method.momentum_correction is not False
+    require(
+        corrected or not method.factor_masking,
+        f"{method.name}: factor_masking clears velocities, which only momentum_correction keeps; leave one of them out",
+    )
+    require(
+        corrected or not method.lr_rescaling,
+        f"{method.name}: lr_rescaling needs momentum_correction, because an optimizer's own momentum would mix what "
+        "comes in units of different learning rates; leave one of them out",
+    )
+
+
+def check_sparse(method: Any) -> None:
+    """The options that all methods of sparse frames have."""
+    check_density(method)
+    one_of(method, "values", tuple(VALUE_CODES))
+    one_of(method, "indices", tuple(INDEX_CODES))
+    one_of(method, "residual", ("fp32", "bf16"))
+    check_clip_norm(method)
+    check_dense_below(method)
+    check_exclude(method)

@@ -56,7 +56,7 @@ class Monitors:
     def compares_pace(self, running: RunningMethod) -> bool:
         """Whether the ranks compare their pace, every SAMPLE_EVERY passes."""
         # With NCCL the host does not wait inside a collective, so it has nothing to compare.
-        return self._nets.waits_on_host and running.method.name != "noop"
+        return self._nets.waits_on_host and running.method.communicates
 
     def sample_pace(self) -> None:
         nets = self._nets

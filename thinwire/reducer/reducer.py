@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +26,7 @@ from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
 from thinwire.engine.worker import Worker
 from thinwire.errors import DetachedError
 from thinwire.methods import Method, parse_method
+from thinwire.methods.registry import for_other_optimizers
 from thinwire.methods.running import RunningMethod
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.monitors import Monitors
@@ -363,7 +365,7 @@ class Reducer:
             guard = self.monitors.health
             check_watched(chosen, guard.mode if guard is not None else None, self.monitors.check_every)
             if chosen.takes_momentum(self.view.is_sgd):
-                self.view.check_takeover(chosen.name)
+                self.view.check_takeover(chosen.name, partial(for_other_optimizers, chosen))
         except ValueError as problem:
             error = str(problem)
         with overhead(self.nets.own):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
 from thinwire.methods import Method
+from thinwire.methods.registry import for_other_optimizers
 from thinwire.transport import TorchNet
 from thinwire.transport.nets import GroupNets, Nets
 
@@ -70,5 +72,5 @@ def checked(
             "give optimizer="
         )
     if method.takes_momentum(view.is_sgd):
-        view.check_takeover(method.name)
+        view.check_takeover(method.name, partial(for_other_optimizers, method))
     return view

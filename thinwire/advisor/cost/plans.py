@@ -20,6 +20,7 @@ from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.layout import Layout
 from thinwire.methods import DGC, BlockSign, Dense, GradientDropping, GTopK, Method, Noop, SignSGD, TernGrad
 from thinwire.methods.base import Rows
+from thinwire.methods.parts import gathered_codec
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,9 @@ def _share(count: int, servers: int) -> int:
 def _gathered(method: DGC | GradientDropping, layout: Layout, hosts: int) -> Plan:
     entries = quotas(method.scope, method.density, layout)
     spread = spread_of(method.scope, layout, entries)
-    return _all_gather(method.codec.nbytes(layout.coded_numel, sum(entries), layout.tail_numel, spread), hosts)
+    return _all_gather(
+        gathered_codec(method).nbytes(layout.coded_numel, sum(entries), layout.tail_numel, spread), hosts
+    )
 
 
 def _gtopk(method: GTopK, layout: Layout, hosts: int) -> Plan:

@@ -26,13 +26,10 @@ from thinwire.edges import bucket_fusion as merging
 from thinwire.lab import emulation
 from thinwire.lab.bench.cluster_worker import MARK, Job, split_merging
 from thinwire.lab.bench.models import MODELS
-from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.lab.bench.peers import PEERS
 from thinwire.lab.bench.rows import commit, hardware, percentiles, today
 
 ALWAYS = ("noop", "dense", "dense:dtype=bf16", "powersgd-1")
-# The defaults, and the papers' own settings.
-METHODS = ("dgc", PAPER_DGC, "gtopk", PAPER_GTOPK, "terngrad", "blocksign")
 
 VECTORS = 6  # of the model's size that a method holds: parameters, gradients, DDP's buckets, momentum and its own state
 MEMORY_SHARE = 0.7  # of what is free: the rest is for activations, and for the processes themselves
@@ -43,6 +40,12 @@ Row = dict[str, Any]
 
 class HostFailed(RuntimeError):
     """A host's process ended with an error; the sentence says which, with what it said last."""
+
+
+def benched() -> tuple[str, ...]:
+    """What is compared unless somebody asks for other methods: defaults, and papers' own settings."""
+    ranked = sorted(thinwire.METHODS.values(), key=lambda kind: (kind.advised.rank, kind.name))
+    return tuple(spec for kind in ranked for spec in ((kind.name,) if kind.benched is None else kind.benched))
 
 
 def all_methods(wanted: Sequence[str]) -> tuple[str, ...]:
@@ -179,7 +182,7 @@ def accuracy(rows: Sequence[Row]) -> str:
     off = {row["method"]: abs(row["predicted_ms"] / row["step_ms_p50"] - 1) for row in judged}
     worst = max(off, key=lambda method: off[method])
     best = min(judged, key=lambda row: row["step_ms_p50"])
-    order = {method: place for place, method in enumerate(advice.METHODS)}
+    order = {method: place for place, method in enumerate(advice.compared(True))}
     judged.sort(key=lambda row: order.get(row["method"], len(order)))
     advised = judged[advice.as_fast([row["predicted_ms"] for row in judged])]
     loss = advised["step_ms_p50"] / best["step_ms_p50"] - 1

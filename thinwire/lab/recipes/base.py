@@ -18,11 +18,6 @@ from thinwire.methods import Method
 
 Batch = tuple[Tensor, ...]
 
-# Methods whose exchange returns the mean gradient of this very step. What the others return is a sum over many steps
-# (a residual), holds momentum, or is a sign: clipping it would lose gradient or mean nothing. PowerSGD returns what it
-# keeps back later, too, but is compared as people run it, who clip what PyTorch's hook gives them.
-GIVES_THE_GRADIENT = ("dense", "noop", "terngrad", "powersgd")
-
 
 class MissingData(ValueError):
     """The data folder does not hold what a recipe needs; says what is expected where."""
@@ -52,8 +47,8 @@ class Recipe(ABC):
     epochs: ClassVar[int]
     #: Samples per optimizer step, all workers together: any number of workers does the same optimisation.
     batch_size: ClassVar[int]
-    #: Learning-rate factor by method name, where updates are not on the scale of a gradient. Users see it.
-    lr_factors: ClassVar[Mapping[str, float]] = {}
+    #: Learning-rate factor for methods whose updates are +-1 and not on the scale of a gradient. Users see it.
+    sign_lr_factor: ClassVar[float] = 1.0
     #: The method that suits this recipe, with its options, for those who name none.
     default_method: ClassVar[str] = "dgc"
     #: The gradient's norm is clipped at this; see `adapted` and `clip`.
@@ -77,9 +72,9 @@ class Recipe(ABC):
         """
         self.device = device or torch.device("cpu")
 
-    def lr_factor(self, method: str) -> float:
-        """The factor on this recipe's learning rate for the method of this name ("dgc", "signsgd", ...)."""
-        return self.lr_factors.get(method, 1.0)
+    def lr_factor(self, method: Method) -> float:
+        """The factor on this recipe's learning rate for this method."""
+        return 1.0 if method.estimates_mean else self.sign_lr_factor
 
     def set(self, name: str, text: str) -> None:
         """Change one of `settings` for this run: recipe.set("batch_size", "256"); see `read_setting`."""
@@ -130,7 +125,8 @@ class Recipe(ABC):
 
         Does nothing where the recipe does not clip, and where what was exchanged is not this step's gradient.
         """
-        if self.clip_norm is not None and method.name in GIVES_THE_GRADIENT:
+        # What other methods return is a sum over many steps, holds momentum, or is a sign.
+        if self.clip_norm is not None and method.gives_step_gradient:
             nn.utils.clip_grad_norm_(list(parameters), self.clip_norm)
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ class Digits(Recipe):
     lr = 0.05
     num_lr_warmup_epochs = 2
     # A majority vote is +1 or -1 for every weight: the learning rate is the length of the step itself.
-    lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.02}
+    sign_lr_factor = 0.02
     default_method = "dgc:warmup=36,dense_below=256"
     settings = ("batch_size", "lr")
 

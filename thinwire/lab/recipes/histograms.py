@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import memory_flat
 from thinwire.lab.recipes.events import Histogram, Histograms
-from thinwire.methods import Method, TernGrad
+from thinwire.methods import Method
 from thinwire.transport import Net
 
 NUM_BINS = 64
@@ -50,12 +50,11 @@ def histograms(
 ) -> Histograms | None:
     """The tapped gradients and their means, on rank 0; every rank calls this after the step's backward pass.
 
-    ``step`` counts from 0, as the exchange does. With TernGrad also what became of them: clipped (Eq. 21) and
-    ternary, the very values that this rank sent (not with one scaler for the whole model, of which this sees a part).
+    ``step`` counts from 0, as the exchange does. Where the compressor shows its ``stages`` also what became of them:
+    with TernGrad clipped (Eq. 21) and ternary, the very values that this rank sent.
     """
     stages: dict[str, dict[str, Tensor]] = {"original": tap.gradients}
-    if isinstance(method, TernGrad):
-        stages |= _terngrad(method, tap.gradients, step, net)
+    stages |= _compressed(method, tap.gradients, step, net)
     parameters = dict(module.named_parameters())
     stages["averaged"] = {name: g for name in tap.gradients if (g := parameters[name].grad) is not None}
     if net.rank != 0:
@@ -64,26 +63,26 @@ def histograms(
     return Histograms(spec=spec, step=step + 1, by_tag=found)
 
 
-def _terngrad(method: TernGrad, gradients: dict[str, Tensor], step: int, net: Net) -> dict[str, dict[str, Tensor]]:
+def _compressed(method: Method, gradients: dict[str, Tensor], step: int, net: Net) -> dict[str, dict[str, Tensor]]:
     """The compressor is pure: the same gradient, step and rank give what the exchange sent."""
+    compressor: Any = getattr(method.aggregator(net, True), "compressor", None)
+    if not hasattr(compressor, "stages"):
+        return {}
     layout = method.layout([(name, place, g.shape) for place, (name, g) in enumerate(gradients.items())])
     context = ExchangeContext(layout, step, (Hyper(),) * len(gradients))
     x = torch.cat(
         [memory_flat(gradients[segment.name]).to(torch.float32) for segment in layout.coded] or [torch.zeros(0)]
     )
-    compressor = method.compressor()
-    limits = compressor.limits(context, x)
-    clipped: dict[str, Tensor] = {}
-    for place, segment in enumerate(layout.coded):
-        part: Any = x[segment.span]
-        clipped[segment.name] = part if limits is None else part.clamp(-limits[place], limits[place])
-    if compressor.whole_model:
-        return {"clipped": clipped}
-    agreed = compressor.measure(context, x)
-    if agreed is not None:
-        net.all_reduce(agreed, largest=True)
-    values = compressor.compress(context, x, agreed, net.rank).values()
-    return {"clipped": clipped, "ternary": {segment.name: values[segment.span] for segment in layout.coded}}
+
+    def agree(numbers: Tensor | None) -> Tensor | None:
+        if numbers is not None:
+            net.all_reduce(numbers, largest=True)
+        return numbers
+
+    return {
+        stage: {segment.name: values[segment.span] for segment in layout.coded}
+        for stage, values in compressor.stages(context, x, agree, net.rank).items()
+    }
 
 
 def _histogram(x: Tensor) -> Histogram:

@@ -69,7 +69,7 @@ class Training:
     ) -> None:
         self.recipe, self.spec, self.plan, self.net, self.report = recipe, spec, plan, net, report
         self.method = recipe.adapted(peers.parse(spec if method is None else method))
-        self.lr_factor = recipe.lr_factor(self.method.name)
+        self.lr_factor = recipe.lr_factor(self.method)
         torch.manual_seed(plan.seed)
         self.module = recipe.placed(recipe.model())
         self.model = self._distributed()

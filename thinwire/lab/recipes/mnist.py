@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -29,7 +27,7 @@ class MnistLenet(ImageRecipe):
     lr = 0.01
     pixel_mean = (0.1307,)
     pixel_std = (0.3081,)
-    lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.01}
+    sign_lr_factor = 0.01
     default_method = "terngrad:dense_below=0"  # the paper's
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -32,7 +31,7 @@ class Multi30k(TranslationRecipe):
     lr: float = 1e-3
     clip_norm: float = 1.0
     settings = ("batch_size", "lr", "clip_norm")
-    lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.3}
+    sign_lr_factor = 0.3
     default_method = "dropping:local=partial,sync_every=500,warmup=339"
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:

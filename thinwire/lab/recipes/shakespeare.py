@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lzma
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import ClassVar
@@ -36,7 +36,7 @@ class Shakespeare(LanguageRecipe):
     momentum: float = 0.9
     clip_norm: float = 0.5
     settings = ("batch_size", "lr", "momentum", "clip_norm")
-    lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.002}
+    sign_lr_factor = 0.002
     default_method = "dgc:warmup=172"  # one epoch of three
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -37,7 +37,7 @@ class Wikitext2Transformer(LanguageRecipe):
     lr: float = 1e-3
     clip_norm: float = 1.0
     settings = ("batch_size", "lr", "clip_norm")
-    lr_factors: ClassVar[Mapping[str, float]] = {"signsgd": 0.3}
+    sign_lr_factor = 0.3
     default_method = "dgc:density=0.01,momentum_correction=false,warmup=508,values=fp32"  # two epochs
 
     def __init__(self, data: Path | None = None, device: torch.device | None = None) -> None:

@@ -7,12 +7,10 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-M = TypeVar("M", bound="DataclassInstance")
+    from thinwire.methods.base import Method
 
 
 def spell(value: Any) -> str:
@@ -29,18 +27,15 @@ def without_idle_masking(saved: str) -> str:
     return saved.replace("factor_masking=true", "factor_masking=false") if idle else saved
 
 
-_MEANT = {"bf16": "dense:dtype=bf16", "fp16": "dense:dtype=fp16", "fp32": "dense", "local": "dropping:local=partial"}
-
-
 def nearest(word: str, known: list[str]) -> str:
     """What to add to a sentence about an unknown word: the most similar one that is known, or nothing."""
     near = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def nearest_method(name: str, known: list[str]) -> str:
-    """The same for a method, of which some are known by other names."""
-    meant = _MEANT.get(name.lower())
+def nearest_method(name: str, methods: Mapping[str, type[Method]], known: list[str]) -> str:
+    """The same for a method, of which some settings are known by other names."""
+    meant = next((kind.also_called[name] for kind in methods.values() if name in kind.also_called), None)
     return f" (did you mean {meant!r}?)" if meant else nearest(name, known)
 
 
@@ -75,23 +70,29 @@ def _joined(given: Mapping[str, Any], item: str) -> str:
     return f"; several patterns of {option} are joined with +: {option}={'+'.join([*value, item])}"
 
 
-def read_method(spec: str, methods: Mapping[str, type[M]], others: Sequence[str] = ()) -> M:
-    """Read ``name:option=value,option=value`` as one of ``methods``, dataclasses by name; see methods.parse_method."""
+def read_method(spec: str, methods: Mapping[str, type[Method]], others: Sequence[str] = ()) -> Method:
+    """Read ``name:option=value,option=value`` as one of ``methods``, by name; see parse_method."""
     name, _, rest = spec.strip().partition(":")
     name = name.strip().lower()
     if name not in methods:
         known = [*methods, *others]
-        raise ValueError(f"unknown method {name!r}{nearest_method(name, known)}; known methods: {', '.join(known)}")
-    hints = typing.get_type_hints(methods[name])
-    options = [f.name for f in fields(methods[name])]
+        near = nearest_method(name, methods, known)
+        raise ValueError(f"unknown method {name!r}{near}; known methods: {', '.join(known)}")
+    return methods[name].read(rest)
+
+
+def read_options(kind: type[Method], text: str) -> dict[str, Any]:
+    """The values of ``option=value,option=value`` by option."""
+    hints = typing.get_type_hints(kind)
+    options = [f.name for f in fields(kind)]
     given: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in rest.split(","))):
-        option, equals, text = (piece.strip() for piece in item.partition("="))
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        option, equals, value = (piece.strip() for piece in item.partition("="))
         if not equals:
-            raise ValueError(f"method {name!r}: {item!r} is not of the form option=value{_joined(given, item)}")
+            raise ValueError(f"method {kind.name!r}: {item!r} is not of the form option=value{_joined(given, item)}")
         if option not in options:
-            raise ValueError(f"method {name!r} {no_option(option, options)}")
+            raise ValueError(f"method {kind.name!r} {no_option(option, options)}")
         if option in given:
-            raise ValueError(f"method {name!r}: option {option!r} is given twice")
-        given[option] = read_value(text, hints[option])
-    return methods[name](**given)
+            raise ValueError(f"method {kind.name!r}: option {option!r} is given twice")
+        given[option] = read_value(value, hints[option])
+    return given

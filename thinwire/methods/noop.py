@@ -1,0 +1,31 @@
+"""No communication at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thinwire.engine.aggregators import NoopMean
+from thinwire.engine.protocols import Aggregator
+from thinwire.methods.advised import Advised
+from thinwire.methods.base import Method
+from thinwire.methods.registry import method
+from thinwire.transport import Net
+
+
+@method("noop")
+@dataclass(frozen=True, kw_only=True)
+class Noop(Method):
+    """No communication at all, to measure how fast a free network would be; replicas drift apart."""
+
+    benched: ClassVar[tuple[str, ...]] = ()
+    advised: ClassVar[Advised] = Advised(why_not_sgd="trains nothing", why_not_other="trains nothing")
+    communicates: ClassVar[bool] = False
+    gives_step_gradient: ClassVar[bool] = True
+
+    @property
+    def replicas_drift(self) -> bool:
+        return True
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        return NoopMean(net)

@@ -21,8 +21,8 @@ import thinwire
 from thinwire.advisor import cost
 from thinwire.advisor.cost.papers import GTOPK_ALPHA_S, GTOPK_BETA_S
 from thinwire.advisor.link import Link
-from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 
+PAPER_DGC, PAPER_GTOPK = thinwire.DGC.paper, thinwire.GTopK.paper
 MB = 1e6
 WORKERS = [2, 4, 8, 16, 32, 64, 128]
 COLOURS = {"dense": "#555555", "top-k": "#c2571a", "gTop-k": "#1f77b4", "ours": "#2a8a4a", "DGC": "#7b3fa0"}
@@ -146,8 +146,16 @@ def dgc_figure_4() -> Any:
             curves: Sequence[tuple[str, str, list[float]]] = (
                 ("dense", "dense", [cost.speedup_over_one_node(j, one_s, 4 * params, rate) for j in nodes]),
                 ("DGC (paper)", "DGC", [cost.speedup_over_one_node(j, one_s, 4 * params, rate, 0.001) for j in nodes]),
-                ("thinwire DGC", "top-k", [j * one_s / (one_s + ours_s(PAPER_DGC, params, j, link)) for j in nodes]),
-                ("thinwire GTopK", "ours", [j * one_s / (one_s + ours_s(PAPER_GTOPK, params, j, link)) for j in nodes]),
+                (
+                    "thinwire DGC",
+                    "top-k",
+                    [j * one_s / (one_s + ours_s(PAPER_DGC, params, j, link)) for j in nodes],
+                ),
+                (
+                    "thinwire GTopK",
+                    "ours",
+                    [j * one_s / (one_s + ours_s(PAPER_GTOPK, params, j, link)) for j in nodes],
+                ),
             )
             for label, colour, values in curves:
                 style = "-" if model == "AlexNet" else "--"

@@ -1,10 +1,11 @@
 """No bit has changed: parameters and state of every method are what they were when they were frozen.
 
-    python tests/contract/test_frozen_bits.py                 train everything and say which cells differ from those kept
-    python tests/contract/test_frozen_bits.py --show [TEXT]   the kept digests, of cells whose name contains TEXT
-    python tests/contract/test_frozen_bits.py --write         keep what was found, and say which cells changed
+    cd tests/contract
+    python test_frozen_bits.py                 train everything and say which cells differ from those kept
+    python test_frozen_bits.py --show [TEXT]   the kept digests, of cells whose name contains TEXT
+    python test_frozen_bits.py --write         keep what was found, and say which cells changed
 
-tests/contract/frozen_bits.json keeps four digests of every cell: "parameters" after each step (so the first step that differs
+frozen_bits.json keeps four digests of every cell: "parameters" after each step (so the first step that differs
 shows), "state" (what all ranks keep at the end), "end" (parameters, the optimizer's state and what was not sent,
 behind detach) and "bytes" (frame_bytes and bytes_sent, all ranks together). Digests that begin with ~ are of ranks
 that differ. Which cells there are stands in frozen_bits_matrix.py.
@@ -27,6 +28,8 @@ import tempfile
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "support")]  # also where this is a command
 
 import frozen_bits_rank
 import pytest

@@ -12,7 +12,6 @@ from allocations import Allocations
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.kernels.native import library
-from thinwire.lab.bench.paper_settings import PAPER_DGC, PAPER_GTOPK
 from thinwire.methods import DGC, GradientDropping, GTopK, parse_method
 from thinwire.transport import TorchNet
 
@@ -51,6 +50,7 @@ def test_allocations_are_counted() -> None:
 needs_native = pytest.mark.skipif(library.handle() is None, reason=f"no native library here: {library.why_not()}")
 
 
+PAPER_DGC, PAPER_GTOPK = DGC.paper, GTopK.paper
 PAPERS = [PAPER_DGC, "dgc:density=0.001", PAPER_GTOPK]
 FRUGAL = ["dgc:density=0.006", "terngrad", "blocksign"]
 DEFAULTS = ["dgc", "terngrad", "blocksign", "gtopk", "dropping"]

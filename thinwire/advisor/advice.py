@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.advisor.cost import ExchangeCost, Prediction, Workload
+from thinwire.advisor.cost.plans import why_unplanned
 from thinwire.advisor.link import Link
 from thinwire.advisor.microbench import DryNet
 from thinwire.advisor.profile import Profile, exchanges_of, frames_grow, measure_codec, measure_profile
@@ -168,7 +169,7 @@ def advise(
             "advise measures between the ranks of a process group; start the script with torchrun, or with several "
             "processes and init_process_group (without any: thinwire advise --params ... --hosts ... --rate ...)"
         )
-    chosen = to_compare(methods, optimizer_is_sgd)
+    chosen, unplanned = planned(to_compare(methods, optimizer_is_sgd))
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     parameters = {name: p for name, p in inner.named_parameters() if p.requires_grad}
     if not parameters:
@@ -184,7 +185,7 @@ def advise(
     with silent, _untouched(inner):
         profile = measure_profile(net, parameters, step, chosen, optimizer_is_sgd=optimizer_is_sgd)
     release_group(parent, net)
-    return advise_from(profile, chosen)
+    return _with_notes(advise_from(profile, chosen), unplanned)
 
 
 def advise_offline(
@@ -204,7 +205,7 @@ def advise_offline(
         raise ValueError(f"advice is about at least 2 hosts, not {hosts}")
     if work.compute_s <= 0:
         raise ValueError(f"a step computes longer than {1e3 * work.compute_s:g} ms")
-    chosen = to_compare(methods, optimizer_is_sgd)
+    chosen, unplanned = planned(to_compare(methods, optimizer_is_sgd))
     link = Link(latency_s, 8 / (rate_bits * WIRE_SHARE))
     costs = {str(method): codec_here(method, work.numel, optimizer_is_sgd) for method in chosen}
     profile = Profile(hosts, work, link, 1.0, costs)
@@ -212,7 +213,7 @@ def advise_offline(
         f"Encoding is measured on one core of this machine; {_rate(rate_bits)} is planned as "
         f"{_rate(rate_bits * WIRE_SHARE)}, what packet headers leave."
     )
-    return replace(advise_from(profile, chosen), basis=basis)
+    return _with_notes(replace(advise_from(profile, chosen), basis=basis), unplanned)
 
 
 def codec_here(method: Method, params: int, optimizer_is_sgd: bool = True) -> ExchangeCost:
@@ -243,6 +244,17 @@ def to_compare(methods: Sequence[Method | str] | None, optimizer_is_sgd: bool) -
     """The methods that were asked for, or those that suit the optimizer, with dense in front."""
     asked = methods if methods is not None else compared(optimizer_is_sgd)
     return with_dense([parse_method(method) if isinstance(method, str) else method for method in asked])
+
+
+def planned(methods: Sequence[Method]) -> tuple[list[Method], list[str]]:
+    """The methods of which something can be predicted, and a line about each of the others."""
+    reasons = {method: why_unplanned(method) for method in methods}
+    lines = [f"not predicted: {method} ({reason})." for method, reason in reasons.items() if reason is not None]
+    return [method for method, reason in reasons.items() if reason is None], lines
+
+
+def _with_notes(advice: Advice, notes: Sequence[str]) -> Advice:
+    return replace(advice, notes=(*advice.notes, *notes))
 
 
 def with_dense(methods: Sequence[Method]) -> list[Method]:

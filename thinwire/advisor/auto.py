@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.advisor.advice import Advice, advise_from, compared, with_dense
+from thinwire.advisor.advice import Advice, advise_from, compared, planned, with_dense
 from thinwire.advisor.cost import Workload
 from thinwire.advisor.link import measure_link
 from thinwire.advisor.profile import Profile, buckets_of, measure_exchange
@@ -111,7 +111,8 @@ class Auto:
         compute_s, *ready_s = agreed.tolist()
         work = Workload(compute_s, tuple(buckets_of(parameters, dict(zip(names, ready_s, strict=True)))))
         sgd, device = self._view.is_sgd, net.compute_device
-        methods = with_dense([method for method in map(parse_method, compared(sgd)) if self._accepts(method)])
+        suited = [method for method in map(parse_method, compared(sgd)) if self._accepts(method)]
+        methods, _ = planned(with_dense(suited))
         with overhead(net):
             link = measure_link(net)
             costs = {

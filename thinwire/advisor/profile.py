@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from thinwire.advisor.cost import Bucket, ExchangeCost, Plan, Prediction, Workload, plan_exchange, predict
-from thinwire.advisor.cost.plans import exchanged_rows, layouts_of
+from thinwire.advisor.cost.plans import exchanged_rows, layouts_of, planner
 from thinwire.advisor.cost.steps import BUCKET, FIRST_BUCKET
 from thinwire.advisor.link import Link, measure_link, meet, slowest_s
 from thinwire.advisor.microbench import DryRun, ExchangeBenchmark
 from thinwire.engine.layout import Layout
-from thinwire.methods import DGC, GradientDropping, GTopK, Method
+from thinwire.engine.plan import all_reduce
+from thinwire.methods import Method
 from thinwire.methods.base import Rows
 from thinwire.torch_private import bucket_assignment
 from thinwire.transport import Net, TorchNet, overhead
@@ -177,7 +178,7 @@ class Transfer:
         self._net = net
         self._alone: list[float] = []
         self._both: list[float] = []
-        plan = Plan(2 * (net.size - 1), 8 * (net.size - 1) / net.size)  # of one element; the latency comes once
+        plan = all_reduce(4, net.size)  # of one element; the latency comes once
         free_s = wanted_s - plan.rounds * link.alpha_s
         numel = free_s / (plan.nbytes * link.beta_s_per_byte) if link.beta_s_per_byte > 0 else 0.0
         self._buffer = net.to_wire(torch.zeros(min(self.LARGEST, max(0, int(numel))), dtype=torch.float32))
@@ -299,7 +300,7 @@ def frame_cost(net: Net, method: Method, work: Workload, optimizer_is_sgd: bool,
 def frames_grow(method: Method) -> bool:
     """Whether a frame grows with the model whatever the group. A server's frames share one model between them: what one
     more of them costs is only its handling, once an exchange."""
-    return isinstance(method, (DGC, GTopK, GradientDropping))
+    return planner(method).frames_grow
 
 
 def measure_codec(

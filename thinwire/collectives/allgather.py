@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from thinwire.codecs.frame import is_finished
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
+from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Accepted, Sparse
+from thinwire.engine.plan import Budget, Plan, all_gather
 from thinwire.engine.protocols import Collected
 from thinwire.engine.results import Base, SparseResult, WrittenResult, add_entries, write_tail
 from thinwire.engine.workspace import BACK, Workspace
@@ -34,8 +37,11 @@ class AllGather(StatelessCollective):
     codec: SparseCodec
     workspace: Workspace = field(default_factory=Workspace, compare=False)
 
-    def rounds(self, size: int) -> int:
-        return 1
+    frames_grow: ClassVar[bool] = True
+
+    def plan(self, layout: Layout, budget: Budget, size: int) -> Plan:
+        nbytes = self.codec.nbytes(layout.coded_numel, budget.entries, layout.tail_numel, budget.spread)
+        return all_gather(nbytes, size)
 
     def mean(
         self,

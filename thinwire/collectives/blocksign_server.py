@@ -13,11 +13,13 @@ from thinwire.codecs.dense import count_blocks
 from thinwire.codecs.frame import Decoded
 from thinwire.collectives.server import Server, decode_frames, read_floats
 from thinwire.collectives.shards import Shard, block_scales, worker_runs
+from thinwire.compressors.blocksign import cut_into_blocks
 from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.named_state import NamedState
 from thinwire.engine.payloads import Signs, SignsOf
+from thinwire.engine.plan import Budget, share
 from thinwire.kernels import add_mean_of_signs, sign_scales, write_signs
 from thinwire.memory import RateRatio
 
@@ -36,6 +38,16 @@ class BlockSignServer(Server):
         self.state = NamedState("residual")
         self.ratio = RateRatio()
         self._starts: dict[str, int] = {}  # first element of the part of each tensor that this rank serves
+
+    def planned_push(self, layout: Layout, budget: Budget, servers: int) -> int:
+        runs = [run for s in layout.coded for run in cut_into_blocks(share(s.numel, servers), self.block)]
+        coded, tail = share(layout.coded_numel, servers), share(layout.tail_numel, servers)
+        return SignsCodec().nbytes(coded, count_blocks(tuple(runs)), tail)
+
+    def planned_reply(self, layout: Layout, budget: Budget, servers: int, size: int) -> int:
+        if self.two_way:
+            return self.planned_push(layout, budget, servers)
+        return FloatsCodec().nbytes(share(layout.coded_numel, servers), share(layout.tail_numel, servers))
 
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         runs = worker_runs(shard, self.block)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,9 @@ from thinwire.codecs.sparse import Room
 from thinwire.collectives.stateless import StatelessCollective
 from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
+from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Accepted, Signs, Sparse
+from thinwire.engine.plan import Budget, Plan
 from thinwire.engine.protocols import Collected
 from thinwire.engine.results import Base, SparseResult
 from thinwire.engine.workspace import BACK, FRONT, Workspace
@@ -145,9 +148,15 @@ class GlobalTopK(StatelessCollective):
     codec: SparseCodec
     workspace: Workspace = field(default_factory=Workspace, compare=False)
 
-    def rounds(self, size: int) -> int:
-        extras = size & (size - 1)
-        return size.bit_length() - 1 + (2 if extras else 0)  # swaps; to a proxy and back
+    frames_grow: ClassVar[bool] = True
+
+    def plan(self, layout: Layout, budget: Budget, size: int) -> Plan:
+        nbytes = self.codec.nbytes(layout.coded_numel, budget.entries, layout.tail_numel, budget.spread)
+        swaps = size.bit_length() - 1
+        if size & (size - 1):  # ranks beyond the power of two: to a proxy, and the result with a bit per entry back
+            back = nbytes + SignsCodec().nbytes(budget.entries, 0, 0)
+            return Plan(swaps + 2, swaps * nbytes + max(nbytes, back), swaps + 1, swaps + 2)
+        return Plan(swaps, swaps * nbytes, swaps, swaps)
 
     def mean(
         self,

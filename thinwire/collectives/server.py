@@ -21,6 +21,7 @@ from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Accepted
+from thinwire.engine.plan import Budget, Plan, all_gather, all_to_all
 from thinwire.engine.protocols import Collected
 from thinwire.engine.results import Base, DenseResult, WrittenResult
 from thinwire.transport import Net
@@ -63,8 +64,20 @@ class Server(StatelessCollective, ABC):
         self.topology = topology
         self._space = FrameBuffers()
 
-    def rounds(self, size: int) -> int:
-        return 2  # up and down
+    def plan(self, layout: Layout, budget: Budget, size: int) -> Plan:
+        if self.topology == "server":  # one rank's link carries everybody's frames, first one way and then the other
+            up = all_to_all(self.planned_push(layout, budget, 1), size, size)
+            return up + all_to_all(self.planned_reply(layout, budget, 1, size), size)
+        up = all_to_all(self.planned_push(layout, budget, size), size, size)
+        return up + all_gather(self.planned_reply(layout, budget, size, size), size)
+
+    @abstractmethod
+    def planned_push(self, layout: Layout, budget: Budget, servers: int) -> int:
+        """Length of a frame that a worker pushes when this many ranks serve."""
+
+    @abstractmethod
+    def planned_reply(self, layout: Layout, budget: Budget, servers: int, size: int) -> int:
+        """Length of a server's answer to ``size`` ranks when this many serve."""
 
     @abstractmethod
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:

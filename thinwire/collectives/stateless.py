@@ -12,6 +12,7 @@ class StatelessCollective:
     """A collective that keeps nothing between two exchanges."""
 
     kinds: ClassVar[tuple[str, ...]] = ()  # of vectors that a server keeps
+    frames_grow: ClassVar[bool] = False
 
     def copy_of(self, name: str) -> Any:
         return None

@@ -15,6 +15,7 @@ from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import TernaryDraw
+from thinwire.engine.plan import Budget, share
 
 
 class TernaryServer(Server):
@@ -24,9 +25,13 @@ class TernaryServer(Server):
         super().__init__(topology)
         self.share_scaler = share_scaler
 
-    def rounds(self, size: int) -> int:
-        # The scalers are agreed on first; not in an exchange without any, for which this is one too many.
-        return super().rounds(size) + int(self.share_scaler)
+    def planned_push(self, layout: Layout, budget: Budget, servers: int) -> int:
+        scales = 0 if self.share_scaler else budget.scales
+        return TernaryCodec().nbytes(share(layout.coded_numel, servers), scales, share(layout.tail_numel, servers))
+
+    def planned_reply(self, layout: Layout, budget: Budget, servers: int, size: int) -> int:
+        coded, tail = share(layout.coded_numel, servers), share(layout.tail_numel, servers)
+        return LevelsCodec().nbytes(coded, size, tail) if self.share_scaler else FloatsCodec().nbytes(coded, tail)
 
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         return TernaryCodec().nbytes(shard.numel, 0 if self.share_scaler else len(shard.pieces), shard.tail_numel)

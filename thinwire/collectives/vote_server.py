@@ -16,6 +16,7 @@ from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs
+from thinwire.engine.plan import Budget, share
 from thinwire.kernels import coins, stream_key, write_signs
 
 VOTE_RANK = 0xFFFFFFFF  # the "rank" whose random stream breaks ties of a vote, wherever it is counted
@@ -23,6 +24,12 @@ VOTE_RANK = 0xFFFFFFFF  # the "rank" whose random stream breaks ties of a vote, 
 
 class VoteServer(Server):
     """signSGD with majority vote: one bit each way; a tie is decided by a fair, reproducible coin."""
+
+    def planned_push(self, layout: Layout, budget: Budget, servers: int) -> int:
+        return SignsCodec().nbytes(share(layout.coded_numel, servers), 0, share(layout.tail_numel, servers))
+
+    def planned_reply(self, layout: Layout, budget: Budget, servers: int, size: int) -> int:
+        return self.planned_push(layout, budget, servers)
 
     def push_nbytes(self, layout: Layout, shard: Shard) -> int:
         return SignsCodec().nbytes(shard.numel, 0, shard.tail_numel)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.hints import Candidates
+from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs, SignsOf
+from thinwire.engine.plan import Budget
 from thinwire.kernels import Runs, blockwise_sign, on_gpu, sign_scales
 
 
@@ -28,6 +30,10 @@ class BlockSigns:
     """C_B(v) = ||v_b||_1 / d_b * sign(v_b) for every block b (section 3.2); sign(0) = +1."""
 
     block: int | None = None  # elements; None: a tensor is a block
+
+    def budget(self, layout: Layout) -> Budget:
+        runs = [run for segment in layout.coded for run in cut_into_blocks(segment.numel, self.block)]
+        return Budget(scales=sum(count for _, count in runs))
 
     def hint(self, context: ExchangeContext, device: torch.device) -> None:
         return None

@@ -10,7 +10,9 @@ from torch import Tensor
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_flat
 from thinwire.engine.hints import Candidates
+from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs
+from thinwire.engine.plan import Budget
 from thinwire.kernels import coins, stream_key
 
 
@@ -18,6 +20,9 @@ from thinwire.kernels import coins, stream_key
 class Sign:
     """sign(x). One bit has no room for 0, so an exact zero votes by a fair, reproducible coin: a fixed side would push
     every unused weight the same way at every step."""
+
+    def budget(self, layout: Layout) -> Budget:
+        return Budget()
 
     def hint(self, context: ExchangeContext, device: torch.device) -> None:
         return None

@@ -11,7 +11,9 @@ from torch import Tensor
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient
 from thinwire.engine.hints import Candidates
+from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import TernaryDraw
+from thinwire.engine.plan import Budget
 from thinwire.kernels import clipped_scalers, stream_key
 
 
@@ -46,6 +48,10 @@ class Ternarize:
         # What an exchange without any tensor to ternarize is computed on only its parameters show.
         device = context.weights[0].device if context.weights else None
         return torch.zeros(0, dtype=torch.float32, device=device), None
+
+    def budget(self, layout: Layout) -> Budget:
+        scalers = min(1, len(layout.coded)) if self.whole_model else len(layout.coded)
+        return Budget(scales=len(layout.coded), agreed=scalers if self.share_scaler else 0)
 
     def stages(
         self,

@@ -12,6 +12,7 @@ from thinwire.engine.context import ExchangeContext
 from thinwire.engine.hints import Candidates, SearchBuffers, TopKHint
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
+from thinwire.engine.plan import Budget
 from thinwire.engine.schedules import Schedule
 from thinwire.engine.workspace import Workspace
 from thinwire.kernels import (
@@ -90,6 +91,11 @@ class TopK:
     def quotas(self, context: ExchangeContext) -> list[int]:
         """k of every scope."""
         return quotas(self.scope, self.density(context.step), context.layout)
+
+    def budget(self, layout: Layout) -> Budget:
+        """What is sent behind a warm-up."""
+        entries = quotas(self.scope, self.final_density, layout)
+        return Budget(entries=sum(entries), spread=spread_of(self.scope, layout, entries))
 
     def hint(self, context: ExchangeContext, device: torch.device) -> TopKHint | None:
         if self.sampled:

@@ -131,12 +131,12 @@ class BucketFusion:
     exchange of a pass is still under way on every rank, so that all use it from the next pass on. Buckets that differ
     from those of the plan (DDP rebuilds them after the first step) end it. With ``how`` "none" or "all" nothing is
     timed and there is no plan. ``rounds`` is how many latencies an exchange of the method contains
-    (``Collective.rounds``).
+    (``Plan.waits``).
     """
 
     TIMED = 3  # passes of the same buckets
 
-    def __init__(self, how: str = "auto", *, rounds: int = 1) -> None:
+    def __init__(self, how: str = "auto", *, rounds: float = 1) -> None:
         assert how in CHOICES
         self.how, self._rounds = how, rounds
         self.plan: tuple[int, ...] | None = None  # None: nothing decided, every bucket travels on its own

@@ -17,7 +17,6 @@ from thinwire.edges.bucket_plan import EachBucket, WholeStep
 from thinwire.edges.ddp import THAWED, Router, router_of
 from thinwire.edges.fixed_buckets import FixedBuckets
 from thinwire.edges.open_step import EnteringOpenStep, Held, OpenStep
-from thinwire.engine.aggregators import Exchange
 from thinwire.engine.context import Hyper
 from thinwire.engine.local_gradients import DRIFTED
 from thinwire.engine.optimizer import OptimizerView
@@ -157,8 +156,9 @@ class Wire:
         if not independent:
             return FixedBuckets([parameter.numel() for parameter in reducer.parameters.values()])
         on_host = reducer.nets.compute_device.type == "cpu"  # elsewhere a call's end says nothing about its duration
-        if on_host and isinstance(aggregator, Exchange) and not self._may_have_unused and reducer.nets.own.size > 1:
-            return FusedBuckets(BucketFusion(choice(), rounds=aggregator.rounds))
+        if on_host and aggregator.fusible and not self._may_have_unused and reducer.nets.own.size > 1:
+            whole = reducer.running.layout(tuple(range(len(reducer.parameters))))
+            return FusedBuckets(BucketFusion(choice(), rounds=aggregator.waits(whole)))
         return EachBucket()
 
     def _uninstall(self) -> None:

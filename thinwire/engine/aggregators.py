@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.engine.context import ExchangeContext
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.exchange import exchange
+from thinwire.engine.gradients import coded_part
+from thinwire.engine.layout import Layout
 from thinwire.engine.local_gradients import LOCAL_MODES, NoLocalGradients
 from thinwire.engine.norms import UNMEASURED, Measured
+from thinwire.engine.plan import Budget, NoPlan, Plan, all_gather, all_reduce, all_to_all, share
 from thinwire.engine.protocols import Collective, Compressor, Memory
 from thinwire.engine.stages import Clock, Stages
 from thinwire.engine.workspace import Workspace
@@ -22,6 +26,8 @@ from thinwire.transport import Net
 
 class Exchange:
     """A compressed mean: memory, compressor and collective around one net; ``local`` is a mode of LOCAL_MODES."""
+
+    fusible = True
 
     def __init__(
         self,
@@ -41,9 +47,39 @@ class Exchange:
         self.reduce = partial(exchange, self.stages)  # the way a gradient goes, in one function
 
     @property
-    def rounds(self) -> int:
-        """How many latencies one exchange contains."""
-        return self.collective.rounds(self.net.size)
+    def frames_grow(self) -> bool:
+        return self.collective.frames_grow
+
+    def plan(self, layout: Layout, size: int) -> Plan:
+        if not hasattr(self.collective, "plan"):
+            raise NoPlan(f"{type(self.collective).__name__} has no plan()")
+        stated = hasattr(self.compressor, "budget")
+        return self._plan(layout, self.compressor.budget(layout) if stated else self._tried_budget(layout), size)
+
+    def waits(self, layout: Layout) -> float:
+        if not hasattr(self.collective, "plan"):
+            return 1
+        stated = hasattr(self.compressor, "budget")
+        return self._plan(layout, self.compressor.budget(layout) if stated else Budget(), self.net.size).waits
+
+    def _plan(self, layout: Layout, budget: Budget, size: int) -> Plan:
+        agreement = all_reduce(4 * budget.agreed, size) if budget.agreed else Plan()
+        return agreement + self.collective.plan(layout, budget, size)
+
+    def _tried_budget(self, layout: Layout) -> Budget:
+        """What a payload of some numbers holds, of a compressor that does not state its budget."""
+        numbers = torch.arange(1.0, layout.numel + 1).sin_()
+        context = ExchangeContext(layout, 0, (Hyper(),) * len(layout.segments), layout.split(numbers))
+        # A memory that keeps nothing hands the gradients on as they are, one vector per segment.
+        x = coded_part(layout, numbers if self.memory.state.kinds else layout.split(numbers))
+        agreed = self.compressor.measure(context, x)
+        payload = self.compressor.compress(context, x, agreed, 0)
+        return Budget(
+            getattr(payload, "capacity", 0),
+            getattr(payload, "spread", ()),
+            payload.scales.numel() if hasattr(payload, "scales") else 0,
+            agreed.numel() if agreed is not None else 0,
+        )
 
     def residual_square_sum(self) -> float:
         return self.memory.residual_square_sum() + self.collective.residual_square_sum()
@@ -73,6 +109,8 @@ class Stateless:
     """An aggregator that remembers nothing."""
 
     whole_model = False
+    fusible = False
+    frames_grow = False
 
     def __init__(self, net: Net) -> None:
         self.net = net
@@ -96,6 +134,12 @@ class Stateless:
 
 class NoopMean(Stateless):
     """No communication at all: every rank keeps its own gradient."""
+
+    def plan(self, layout: Layout, size: int) -> Plan:
+        return Plan()
+
+    def waits(self, layout: Layout) -> float:
+        return 0
 
     def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
         return norms
@@ -128,6 +172,16 @@ class DenseMean(Stateless):
     def __init__(self, net: Net, dtype: torch.dtype) -> None:
         super().__init__(net)
         self.dtype = dtype
+
+    def plan(self, layout: Layout, size: int) -> Plan:
+        if self.dtype == torch.float32:
+            return all_reduce(4 * layout.numel, size)
+        slice_nbytes = 2 * share(layout.numel, size)
+        means = all_gather(slice_nbytes, size)
+        return all_to_all(slice_nbytes, size) + replace(means, frames=0)
+
+    def waits(self, layout: Layout) -> float:
+        return self.plan(layout, self.net.size).waits
 
     def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
         # The mean of each element needs no order: a whole bucket is averaged where it lies.

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from thinwire.engine.aggregators import write_flat
 from thinwire.engine.context import ExchangeContext
+from thinwire.engine.layout import Layout
 from thinwire.engine.norms import UNMEASURED, Measured
+from thinwire.engine.plan import Plan
 from thinwire.engine.protocols import Aggregator
 from thinwire.errors import ExchangeError, NonFiniteError
 from thinwire.kernels import first_nonfinite
@@ -68,11 +70,24 @@ class Hierarchy:
     nothing (``sends_nothing``): the trajectory is the dense one, also where a method has taken the momentum over.
     """
 
+    fusible = False
+
     def __init__(self, inner: Aggregator, local: Net, ranks_a_machine: float) -> None:
         self.inner, self.local, self.weight = inner, local, 1 / ranks_a_machine
         self._ranks = ranks_a_machine
         self.whole_model, self.clock = inner.whole_model, inner.clock
         self.leads = local.rank == 0
+
+    @property
+    def frames_grow(self) -> bool:
+        return self.inner.frames_grow
+
+    def plan(self, layout: Layout, size: int) -> Plan:
+        """Between ``size`` machines; what travels inside them takes no thin link."""
+        return self.inner.plan(layout, size)
+
+    def waits(self, layout: Layout) -> float:
+        return self.inner.waits(layout)
 
     def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
         grad = torch.cat(list(parts))

@@ -12,9 +12,11 @@ from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient
 from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.layout import Layout
 from thinwire.engine.named_state import NamedState
 from thinwire.engine.norms import UNMEASURED, Measured
 from thinwire.engine.payloads import Accepted
+from thinwire.engine.plan import Budget, Plan
 from thinwire.engine.results import Base, Result
 from thinwire.transport import Net
 
@@ -94,6 +96,10 @@ class Compressor(Protocol):
     later; x stays as it is until ``retain``.
     """
 
+    def budget(self, layout: Layout) -> Budget:
+        """Return what a payload holds at most; where there is no such method, a payload of random numbers is asked."""
+        ...
+
     def hint(self, context: ExchangeContext, device: torch.device) -> TopKHint | None:
         """Return what to look for while the memory compensates, or None."""
         ...
@@ -127,15 +133,19 @@ class Collective(Protocol):
     The mean is bit-equal on every rank; the memory keeps what was not accepted. This is the only place where anything
     is divided by the number of ranks. ``into``, one vector per segment, is where the mean will go: a collective that
     learns it piece by piece may put it there at once, on top of ``base``, when the payload has been sent. ``kinds``
-    are those of the vectors that it keeps as a server.
+    are those of the vectors that it keeps as a server. ``frames_grow`` says that a frame grows with the model whatever
+    the group; servers' frames share one model between them.
     """
 
     @property
     def kinds(self) -> tuple[str, ...]: ...
 
-    def rounds(self, size: int) -> int:
-        """How often the ranks of a group wait for each other in one exchange, one time after the other, what they agree
-        on before they compress included: what a latency costs it."""
+    @property
+    def frames_grow(self) -> bool: ...
+
+    def plan(self, layout: Layout, budget: Budget, size: int) -> Plan:
+        """Return what an exchange of such payloads puts on the wire in a group of this size; without this method the
+        adviser predicts nothing."""
         ...
 
     def mean(
@@ -178,11 +188,26 @@ class Spent(Protocol):
 class Aggregator(Protocol):
     """The outside view of a method: gradients in, the group's mean out.
 
-    ``whole_model`` says that it wants every gradient of a step in one call instead of one call per bucket.
+    ``whole_model`` says that it wants every gradient of a step in one call instead of one call per bucket; ``fusible``
+    that an exchange has a fixed cost, so that joining buckets may save time; ``frames_grow`` that a frame grows with
+    the model whatever the group.
     """
 
     whole_model: bool
+    fusible: bool
     clock: Any  # Spent
+
+    @property
+    def frames_grow(self) -> bool: ...
+
+    def plan(self, layout: Layout, size: int) -> Plan:
+        """Return what an exchange puts on the wire in a group of this size, behind a warm-up; NoPlan where a part does
+        not state it."""
+        ...
+
+    def waits(self, layout: Layout) -> float:
+        """How often the ranks wait for each other in one exchange, one time after the other: what a latency costs."""
+        ...
 
     def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
         """Replace the gradients, one vector per segment wherever they lie, by the group's mean; return the norms with

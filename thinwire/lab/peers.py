@@ -21,6 +21,7 @@ from thinwire.engine.aggregators import write_flat
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.norms import UNMEASURED, Measured
+from thinwire.engine.plan import NoPlan, Plan
 from thinwire.engine.protocols import Aggregator
 from thinwire.engine.stages import Clock
 from thinwire.methods import METHODS, Dense, Method, parse_method
@@ -115,6 +116,8 @@ class PowerSGDMean:
     """An aggregator around the hook. Its error is kept by parameter name, its factors as the hook has them."""
 
     whole_model = True
+    fusible = False
+    frames_grow = False
 
     def __init__(self, net: Net, rank: int, warmup: int) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # a slow import that few need
@@ -127,6 +130,12 @@ class PowerSGDMean:
         )
         self._layout: Layout | None = None
         self._saved_error: dict[str, Tensor] = {}
+
+    def plan(self, layout: Layout, size: int) -> Plan:
+        raise NoPlan("what PyTorch's hook puts on the wire is not stated")
+
+    def waits(self, layout: Layout) -> float:
+        return 1
 
     def _mean(self, context: ExchangeContext, grad: Tensor) -> Tensor:
         start, on_wire = time.perf_counter(), self.net.traffic.seconds

@@ -1,7 +1,7 @@
 """What a step costs: the papers' own models, and ours.
 
-``papers`` has the formulas as they are printed, ``plans`` what our collectives put on a link, ``steps`` the time of a
-training step from measured speeds.
+``papers`` has the formulas as they are printed, ``plans`` what a step puts on a link, ``steps`` the time of a training
+step from measured speeds.
 """
 
 from thinwire.advisor.cost.papers import (
@@ -18,8 +18,9 @@ from thinwire.advisor.cost.papers import (
     weak_scaling_s,
     weak_throughput,
 )
-from thinwire.advisor.cost.plans import Plan, bucket_layouts, plan_exchange
+from thinwire.advisor.cost.plans import bucket_layouts, plan_exchange
 from thinwire.advisor.cost.steps import Bucket, ExchangeCost, Prediction, Workload, predict, schedule
+from thinwire.engine.plan import Plan
 
 __all__ = [
     "Bucket",

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.advisor.cost.plans import Plan, exchanged_rows, layouts_of, plan_averaging, plan_exchange
+from thinwire.advisor.cost.plans import exchanged_rows, layouts_of, plan_averaging, plan_exchange, planner
 from thinwire.advisor.link import Link
-from thinwire.methods import Dense, Method, Noop
+from thinwire.engine.plan import Plan
+from thinwire.methods import Method
 
 FIRST_BUCKET = 2**20  # bytes: DDP's own limits
 BUCKET = 25 * 2**20
@@ -120,17 +121,21 @@ def schedule(
     return max(backward_end_s + delay_s, free_s) + compute_s - backward_end_s
 
 
+def fuses(method: Method) -> bool:
+    """Whether buckets may share an exchange where that is faster (thinwire/edges/bucket_fusion.py)."""
+    return method.bucket_independent and not method.whole_model and planner(method).fusible
+
+
 def predict(
     method: Method, work: Workload, link: Link, cost: ExchangeCost, hosts: int, overlap: float = 1.0
 ) -> Prediction:
     """Predict a step; every host is a machine of its own and computes as fast as the measured one.
 
-    Where buckets may travel together (``Method.bucket_independent``) the better of two ways is taken: all of them
+    Where buckets may travel together the better of two ways is taken: all of them
     alone, or all in one exchange after backward.
     """
     together = (Bucket(work.buckets[-1].ready_s, tuple(row for bucket in work.buckets for row in bucket.rows)),)
-    merges = method.bucket_independent and not isinstance(method, (Dense, Noop))
-    ways = [work.buckets, together] if merges else [work.buckets]
+    ways = [work.buckets, together] if fuses(method) else [work.buckets]
     return min((_predict(method, work, way, link, cost, hosts, overlap) for way in ways), key=lambda one: one.step_s)
 
 

@@ -22,6 +22,7 @@ import torch
 
 import thinwire
 from thinwire.advisor import advice
+from thinwire.advisor.cost.steps import fuses
 from thinwire.edges import bucket_fusion as merging
 from thinwire.lab import emulation
 from thinwire.lab.bench.cluster_worker import MARK, Job, split_merging
@@ -69,7 +70,7 @@ def check_method(method: str) -> None:
 
 def merged_by_measurement(method: thinwire.Method) -> bool:
     """Whether thinwire.edges.bucket_fusion chooses which buckets of this method travel together."""
-    return method.name not in ("noop", "dense") and method.bucket_independent and not method.whole_model
+    return fuses(method)
 
 
 def at_once(model: str, hosts: int) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
+from thinwire.advisor.advice import planned
 from thinwire.advisor.profile import Profile, measure_profile
 from thinwire.edges.bucket_fusion import VARIABLE
 from thinwire.lab.bench.models import MODELS
@@ -91,7 +92,7 @@ class Host:
         model, optimizer, wire = self.fresh("noop")
         net = acquire_group(TorchNet(model.process_group, torch.device("cpu")))
         specs = dict.fromkeys(split_merging(method)[0] for method in self.job.methods)
-        known = [thinwire.parse_method(spec) for spec in specs if spec not in PEERS]
+        known, _ = planned([thinwire.parse_method(spec) for spec in specs if spec not in PEERS])
         found = measure_profile(
             net, dict(model.module.named_parameters()), lambda: self.step(model, optimizer), known, more_hosts=False
         )
@@ -149,7 +150,7 @@ class Lane:
         self._before = self.wire.snapshot(residual_norm=False) if self.wire is not None else None
 
     def commit(self) -> None:
-        compresses = self.wire is not None and self.wire.method.name not in ("noop", "dense")
+        compresses = self.wire is not None and self.wire.reducer.running.aggregator.fusible
         late = self.method.startswith("powersgd")  # its first steps are plain all-reduces, and say nothing of the later
         for _ in range(WARMUP + (SETTLING if compresses else 1 if late else 0)):
             self.step()

@@ -1,6 +1,6 @@
 """No bit has changed: parameters and state of every method are what they were when they were frozen.
 
-    cd tests/contract
+    cd tests/contract; export PYTHONPATH=../support
     python test_frozen_bits.py                 train everything and say which cells differ from those kept
     python test_frozen_bits.py --show [TEXT]   the kept digests, of cells whose name contains TEXT
     python test_frozen_bits.py --write         keep what was found, and say which cells changed
@@ -28,8 +28,6 @@ import tempfile
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "support")]  # also where this is a command
 
 import frozen_bits_rank
 import pytest

@@ -72,7 +72,7 @@ def test_step_needs_a_tenth_of_the_gradient_at_most(cluster: Any, spec: str, ran
 @needs_native
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_global_top_k_needs_nine_times_its_density(cluster: Any, ranks: int) -> None:
-    """35 bytes an entry by the table of docs/design.md, where an element of the gradient has 4."""
+    """35 bytes an entry by the table of docs/decisions.md, where an element of the gradient has 4."""
     for peak, _largest, kept in cluster.run(step_memory, ranks, "gtopk"):
         assert peak + kept < 9 * GTopK().density * 4 * NUMEL, (peak, kept)
 

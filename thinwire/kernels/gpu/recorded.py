@@ -58,7 +58,7 @@ class Recorder(Generic[Result]):
         self._device = device
         self._entries: OrderedDict[Hashable, _Entry[Result]] = OrderedDict()
         self._stream: torch.cuda.Stream | None = None
-        # While a recording is made torch lets no other thread draw random numbers on the device: see docs/design.md.
+        # While a recording is made torch lets no other thread draw random numbers on the device: see docs/decisions.md.
         self._works = os.environ.get("THINWIRE_GRAPHS", "1") != "0"
 
     def run(self, key: Hashable, launch: Callable[[], Result], keep: object = None) -> tuple[Result, bool]:

@@ -23,7 +23,7 @@ from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Accepted
 from thinwire.engine.plan import Budget, Plan, all_gather, all_to_all
 from thinwire.engine.protocols import Collected
-from thinwire.engine.results import Base, DenseResult, WrittenResult
+from thinwire.engine.results import ZEROS, Base, DenseResult, WrittenResult
 from thinwire.transport import Net
 
 
@@ -135,6 +135,7 @@ class Server(StatelessCollective, ABC):
         alarm: Alarm,
         into: Sequence[Tensor] | None = None,
     ) -> Collected:
+        assert base == ZEROS, "an answer is not added to anything: what the memory takes off would be lost"
         layout, served = context.layout, shards(context.layout, net.size, self.topology)
         mine, device, sharded = served[net.rank], tail.device, self.topology == "sharded"
         pushes = [0 if shard.empty else self.push_nbytes(layout, shard) for shard in served]

@@ -16,6 +16,7 @@ from frame_samples import (
     COUNT,
     CPU,
     EMPTY,
+    FLAGS,
     INDEX,
     INDEX_CODINGS,
     KIND,
@@ -27,15 +28,14 @@ from frame_samples import (
     SPARSE,
     START,
     STEP,
+    STEP_AT,
     TAIL_NUMEL,
-    TURN,
     VALUE,
     VALUE_CODINGS,
     VERSION,
-    ZERO,
     Sample,
+    context_of,
     every_sample,
-    turn_of,
 )
 from tensor_bytes import to_bytes, to_tensor
 from torch import Tensor
@@ -76,12 +76,12 @@ HEADER_FAULTS = [
     ("too many elements", NUMEL, u32(2**32 - 1), "4294967295 elements"),
     ("too many entries", COUNT, u32(2**32 - 1), "4294967295"),
     ("more entries", COUNT, u32(2**31), "2147483648"),
-    ("unknown flags", ZERO, b"\2", "flags"),
+    ("unknown flags", FLAGS, b"\2", "flags"),
     ("no tail", TAIL_NUMEL, u32(0), "tail of 0"),
     ("huge tail", TAIL_NUMEL, u32(2**32 - 1), "tail of 4294967295"),
     ("other layout", LAYOUT, u32(0), "layout"),
-    ("earlier step", TURN, u32(STEP - 1), "step 6"),
-    ("later step", TURN, u32(2**32 - 1), "step 4294967295"),
+    ("earlier step", STEP_AT, u32(STEP - 1), "step 6"),
+    ("later step", STEP_AT, u32(2**32 - 1), "step 4294967295"),
     ("crooked body", BODY, u32(5), "multiple of 4"),
     ("huge body", BODY, u32(2**32 - 4), "does not fit"),
     ("no body", BODY, u32(0), "bytes"),
@@ -239,7 +239,7 @@ def test_bad_rice_codes_are_refused() -> None:
 def test_huge_quotients_do_not_wrap_around() -> None:
     """A quotient times 2**parameter that leaves the range is found, whatever it becomes in 64 bits."""
     numel, codec = 2**32 - 1, SparseCodec("fp32", "rice")
-    context = turn_of(5)
+    context = context_of(5)
     frame = codec.encode(context, Sparse(torch.tensor([3]), torch.tensor([1.0]), 5, 1), torch.zeros(0))
     good = to_bytes(frame)
     for parameter in (0, 1, 29, 30):
@@ -247,13 +247,13 @@ def test_huge_quotients_do_not_wrap_around() -> None:
             unary = bytearray(2**12)
             unary[bit // 8] |= 1 << bit % 8
             body = struct.pack("<f", 1.0) + b"\xff" * plain.padded(-(-parameter // 8)) + bytes(unary)
-            raw = good[:NUMEL] + u32(numel) + good[COUNT:PARAMETER] + bytes([parameter]) + good[ZERO:TAIL_NUMEL]
+            raw = good[:NUMEL] + u32(numel) + good[COUNT:PARAMETER] + bytes([parameter]) + good[FLAGS:TAIL_NUMEL]
             raw += u32(0) + good[LAYOUT:BODY] + u32(len(body)) + u32(0) + body
             try:
-                payload, _ = codec.decode(context, to_tensor(plain.sealed(raw)), numel, 1, 0, CPU, "rank 3")
+                read = codec.decode(context, to_tensor(plain.sealed(raw)), numel, 1, 0, CPU, "rank 3")
             except FrameError:
                 continue
-            assert 0 <= int(payload.indices[0]) < numel
+            assert 0 <= int(read.content.indices[0]) < numel
 
 
 def test_bad_trits_are_refused() -> None:
@@ -284,17 +284,17 @@ def test_frame_of_another_exchange_is_refused() -> None:
     sample = BY_NAME["sparse-fp32-rice"]
     codec, frame = SparseCodec(), to_tensor(sample.frame)
     for context, words in [
-        (turn_of(70000, step=8), "step 7"),
-        (turn_of(70000, 2), "layout"),
+        (context_of(70000, step=8), "step 7"),
+        (context_of(70000, 2), "layout"),
         (ExchangeContext(Layout.of([("v", 0, 70000, True), ("b", 1, 1, False)]), STEP, (Hyper(), Hyper())), "layout"),
         (ExchangeContext(Layout.of([("w", 0, 70000, True), ("b", 1, 1, True)]), STEP, (Hyper(), Hyper())), "layout"),
     ]:
         with pytest.raises(FrameError, match=words):
             codec.decode(context, frame, 70000, 4, 1, CPU, "rank 3")
     with pytest.raises(FrameError, match="kind"):
-        SignsCodec().decode(turn_of(70000), frame, ((70000, 1),), 0, 1, CPU, "rank 3")
+        SignsCodec().decode(context_of(70000), frame, ((70000, 1),), 0, 1, CPU, "rank 3")
     # A later lap of the 32-bit step counter is the same step on the wire.
-    codec.decode(turn_of(70000, step=STEP + 2**32), frame, 70000, 4, 1, CPU, "rank 3")
+    codec.decode(context_of(70000, step=STEP + 2**32), frame, 70000, 4, 1, CPU, "rank 3")
 
 
 def test_frame_that_claims_billions_of_elements_allocates_nothing() -> None:
@@ -305,11 +305,11 @@ def test_frame_that_claims_billions_of_elements_allocates_nothing() -> None:
             sample = BY_NAME[f"sparse-{values}-{indices}"]
             frame = changed(changed(sample.frame, NUMEL, u32(most)), COUNT, u32(most))
             with pytest.raises(FrameError, match="are left"):
-                SparseCodec().decode(turn_of(70000), to_tensor(frame), most, most, 1, CPU, "rank 3")
+                SparseCodec().decode(context_of(70000), to_tensor(frame), most, most, 1, CPU, "rank 3")
             frame = changed(sample.frame, TAIL_NUMEL, u32(most))
             with pytest.raises(FrameError, match="are left"):
-                SparseCodec().decode(turn_of(70000), to_tensor(frame), 70000, 4, most, CPU, "rank 3")
-    context = turn_of(11)
+                SparseCodec().decode(context_of(70000), to_tensor(frame), 70000, 4, most, CPU, "rank 3")
+    context = context_of(11)
     with pytest.raises(FrameError, match="are left"):
         frame = changed(BY_NAME["votes"].frame, NUMEL, u32(most))
         SignsCodec().decode(context, to_tensor(frame), ((most, 1),), 0, 1, CPU, "rank 3")
@@ -322,7 +322,7 @@ def test_frame_that_claims_billions_of_elements_allocates_nothing() -> None:
         LevelsCodec().decode_mean(context, to_tensor(frame), 3, 1, parts, torch.ones(1), "rank 3")
     with pytest.raises(FrameError, match="are left"):
         frame = changed(BY_NAME["dense"].frame, NUMEL, u32(most))
-        FloatsCodec().decode(turn_of(3), to_tensor(frame), most, 1, CPU, "rank 3")
+        FloatsCodec().decode(context_of(3), to_tensor(frame), most, 1, CPU, "rank 3")
 
 
 def mutated(frame: bytes, numbers: random.Random) -> bytes:
@@ -333,7 +333,7 @@ def mutated(frame: bytes, numbers: random.Random) -> bytes:
     out = bytearray(frame)
     for _ in range(numbers.randrange(1, 5)):
         low = numbers.choice([0, START, START, PARAMETER, COUNT, BODY])
-        high = {0: len(out), START: len(out), PARAMETER: ZERO, COUNT: PARAMETER, BODY: CHECKSUM}[low]
+        high = {0: len(out), START: len(out), PARAMETER: FLAGS, COUNT: PARAMETER, BODY: CHECKSUM}[low]
         if low >= high:
             continue
         at = numbers.randrange(low, high)

@@ -113,7 +113,7 @@ def test_entries_that_do_not_fit_are_the_smallest(coding: str, numel: int, k: in
     context, codec = ExchangeContext(layout, 0, ()), SparseCodec("fp32", coding)
     frame = codec.encode(context, Sparse(indices, values, numel, k), torch.zeros(0))
     assert frame.numel() == codec.nbytes(numel, k, 0)
-    back, _ = codec.decode(context, frame, numel, k, 0, CPU, "x")
+    back = codec.decode(context, frame, numel, k, 0, CPU, "x").content
     left_out = k - back.indices.numel()
     assert 0 < left_out < k // 2, "the case is meant to overflow, and not to lose most of it"
     kept = torch.isin(indices, back.indices)
@@ -127,5 +127,5 @@ def test_entries_that_do_not_fit_are_the_last_of_equal_ones(coding: str) -> None
     indices = clustered(numel, k, 500 if coding == "rice" else 10)
     context, codec = ExchangeContext(Layout.of([("w", 0, numel, True)]), 0, ()), SparseCodec("fp32", coding)
     frame = codec.encode(context, Sparse(indices, torch.ones(k), numel, k), torch.zeros(0))
-    back, _ = codec.decode(context, frame, numel, k, 0, CPU, "x")
+    back = codec.decode(context, frame, numel, k, 0, CPU, "x").content
     assert torch.equal(back.indices, indices[: back.indices.numel()])

@@ -64,7 +64,7 @@ def test_bits_per_value_at_a_thousandth_of_resnet50(indices: str, values: str, m
         values_ = torch.from_numpy(generator.standard_normal(k).astype(np.float32))
         frame = codec.encode(context, Sparse(torch.from_numpy(chosen), values_, RESNET50, k), torch.zeros(0))
         assert frame.numel() == nbytes
-        back, _ = codec.decode(context, frame, RESNET50, k, 0, CPU, "x")
+        back = codec.decode(context, frame, RESNET50, k, 0, CPU, "x").content
         assert np.array_equal(back.indices.numpy(), chosen)
         body = int(frame[28:32].view(torch.int32))
         assert 8 * (36 + body) / k <= most
@@ -104,7 +104,7 @@ def test_frame_holds_what_uneven_quotas_choose_by_chance(sizes: list[int], densi
         payload = Sparse(chosen, values, layout.numel, len(chosen), spread)
         frame = SparseCodec("int8").encode_finished(context, payload, torch.zeros(0))
         assert frame.numel() == sparse_nbytes("int8", "rice", layout.numel, len(chosen), 0, spread)
-        back, _ = SparseCodec("int8").decode(context, frame, layout.numel, len(chosen), 0, CPU, "here")
+        back = SparseCodec("int8").decode(context, frame, layout.numel, len(chosen), 0, CPU, "here").content
         assert back.indices.numel() == len(chosen), "none was left out"
 
 
@@ -121,7 +121,7 @@ def test_frames_that_may_be_merged_leave_nothing_out(indices: str) -> None:
     for codec, left_out in ((usual, indices == "rice"), (roomy, False)):
         frame = codec.encode_finished(context, payload, torch.zeros(0))
         assert frame.numel() == codec.nbytes(numel, k, 0)
-        kept, _ = codec.decode(context, frame, numel, k, 0, CPU, "here")
+        kept = codec.decode(context, frame, numel, k, 0, CPU, "here").content
         assert (kept.indices.numel() < k) == left_out
     assert not DGC(values="int8").codec.holds_any  # whose groups depend on the model alone
     merged = [DGC(values="fp32"), GradientDropping(values="bf16", scope="balanced")]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
+from thinwire.codecs.frame import Decoded
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs, Sparse, Ternary
@@ -22,11 +23,11 @@ INDEX_CODINGS, VALUE_CODINGS = ("int32", "delta16", "rice"), ("fp32", "fp16", "b
 STEP, TAIL = 7, [0.5]
 
 # Offsets of the header's fields.
-VERSION, KIND, NUMEL, COUNT, INDEX, VALUE, PARAMETER, ZERO = 2, 3, 4, 8, 12, 13, 14, 15
-TAIL_NUMEL, LAYOUT, TURN, BODY, CHECKSUM, START = 16, 20, 24, 28, 32, 36
+VERSION, KIND, NUMEL, COUNT, INDEX, VALUE, PARAMETER, FLAGS = 2, 3, 4, 8, 12, 13, 14, 15
+TAIL_NUMEL, LAYOUT, STEP_AT, BODY, CHECKSUM, START = 16, 20, 24, 28, 32, 36
 
 
-def turn_of(numel: int, tail: int = 1, step: int = STEP) -> ExchangeContext:
+def context_of(numel: int, tail: int = 1, step: int = STEP) -> ExchangeContext:
     layout = Layout.of([("w", 0, numel, True), ("b", 1, tail, False)])
     return ExchangeContext(layout, step, (Hyper(), Hyper()))
 
@@ -118,17 +119,19 @@ class Sample:
     frame: bytes
     numel: int
     encode: Callable[[], Tensor]
-    decode: Callable[[Tensor], tuple[Any, Tensor]]
+    decode: Callable[[Tensor], Decoded[Any]]
     check: Callable[[Any, Tensor], None]
 
     def read(self, frame: bytes | Tensor) -> tuple[Any, Tensor]:
-        payload, tail = self.decode(frame if isinstance(frame, Tensor) else to_tensor(frame))
+        given = frame if isinstance(frame, Tensor) else to_tensor(frame)
+        payload, tail, alarm = self.decode(given)
+        assert alarm == bool(given[FLAGS])
         self.check(payload, tail)
         return payload, tail
 
 
 def sparse_sample(values: str, indices: str, text: str, count: int = 3) -> Sample:
-    codec, context = SparseCodec(values, indices), turn_of(70000)
+    codec, context = SparseCodec(values, indices), context_of(70000)
     payload = Sparse(torch.tensor([0, 5, 69999])[:count], torch.tensor([1.0, -2.0, 3.0])[:count], 70000, 4)
 
     def check(payload: Sparse, tail: Tensor) -> None:
@@ -154,15 +157,15 @@ def trits_of(levels: list[int], ranks: int) -> list[Tensor]:
     return [kernels.pack_trits((given_.sign() * (given_.abs() > rank)).to(torch.int8)) for rank in range(ranks)]
 
 
-def read_levels(context: ExchangeContext, frame: Tensor, numel: int, ranks: int, tail: int) -> tuple[Tensor, Tensor]:
+def read_levels(context: ExchangeContext, frame: Tensor, numel: int, ranks: int, tail: int) -> Decoded[Tensor]:
     """The levels: with a scale of N the mean is the sum, exactly."""
     part = torch.empty(numel)
     rest = LevelsCodec().decode_mean(context, frame, ranks, tail, [part], torch.tensor([float(ranks)]), "rank 3")
-    return part, rest
+    return Decoded(part, rest.tail, rest.alarm)
 
 
 def other_samples() -> list[Sample]:
-    context, three, tail = turn_of(11), turn_of(3), torch.tensor(TAIL)
+    context, three, tail = context_of(11), context_of(3), torch.tensor(TAIL)
     signs = Signs(torch.tensor(NEGATIVE), torch.tensor([0.25, 1.5]), BLOCKS)
     votes = Signs(torch.tensor(NEGATIVE), torch.zeros(0), BLOCKS)
     trits = Ternary.of(torch.tensor(TRITS, dtype=torch.int8), torch.tensor([0.25]), ((11, 1),))

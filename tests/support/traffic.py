@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import plain_wire as plain
 import torch
+from contexts import mean_of
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext, Hyper
@@ -40,7 +41,7 @@ def traffic(method: Method, layout: Layout, size: int, seed: int = 0) -> list[An
     def work(net: ThreadNet) -> tuple[Any, Tensor]:
         aggregator = method.aggregator(net, optimizer_is_sgd=True)
         grad = np.random.default_rng([seed, net.rank]).standard_normal(layout.numel, dtype=np.float32)
-        mean = aggregator.mean(ExchangeContext(layout, 3, hypers, weights), torch.from_numpy(grad)).clone()
+        mean = mean_of(aggregator, ExchangeContext(layout, 3, hypers, weights), torch.from_numpy(grad))
         return net.traffic, mean
 
     results = ThreadWorld(size).run(work)

@@ -50,10 +50,10 @@ def averages_for_a_block(group: dist.ProcessGroup) -> None:
     except KeyError:
         assert torch.equal(flat(training.module), own)
     wire.switch("dense")
-    own, overhead = flat(training.module), wire.stats.bytes_aside
+    own, overhead = flat(training.module), wire.stats.bytes_overhead
     with wire.averaged():
         assert torch.equal(flat(training.module), own)
-    assert wire.stats.bytes_aside == overhead, "ranks that are equal need no exchange"
+    assert wire.stats.bytes_overhead == overhead, "ranks that are equal need no exchange"
     wire.detach()
     assert "detached" in sentence_of(thinwire.DetachedError, wire.averaged().__enter__)
 

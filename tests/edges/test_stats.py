@@ -170,14 +170,14 @@ def counted_over_changes(group: dist.ProcessGroup) -> None:
         training.step(step)
     wire, before = training.wire, training.wire.stats
     assert (
-        0 < before.bytes_aside < 4 * workers.DOT_NUMEL and before.bytes_sent == before.frame_bytes
+        0 < before.bytes_overhead < 4 * workers.DOT_NUMEL and before.bytes_sent == before.frame_bytes
     )  # two ranks: a frame each
     wire.switch("terngrad")
     wire.detach()
     after = wire.stats
     counters = ("steps", "frame_bytes", "dense_bytes", "bytes_sent", "bytes_received", "ratio", "link_ratio")
     assert all(getattr(after, name) == getattr(before, name) for name in counters)
-    assert after.bytes_aside > before.bytes_aside + 4 * workers.DOT_NUMEL
+    assert after.bytes_overhead > before.bytes_overhead + 4 * workers.DOT_NUMEL
     assert "more for measuring, checking, averaging or changing the method" in str(after)
 
 
@@ -193,7 +193,7 @@ def counted_by_auto(group: dist.ProcessGroup) -> None:
     stats = training.wire.stats
     dense = 4 * workers.DOT_NUMEL * 7  # of two ranks a ring all-reduce sends each as much as it has
     assert dense <= stats.bytes_sent <= dense + 4 * workers.DOT_NUMEL and stats.steps == 8, stats
-    assert stats.bytes_aside > 1e6 and "more for measuring" in str(stats)
+    assert stats.bytes_overhead > 1e6 and "more for measuring" in str(stats)
     training.wire.detach()
 
 

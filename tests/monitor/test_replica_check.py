@@ -67,7 +67,7 @@ def unharmed(group: dist.ProcessGroup) -> list[tuple[int, int]]:
             sent.append(training.wire.stats)
             training.wire.detach()
         assert (sent[0].frame_bytes, sent[0].bytes_sent) == (sent[1].frame_bytes, sent[1].bytes_sent)
-        found.append((sent[1].bytes_aside - sent[0].bytes_aside, sent[1].steps))
+        found.append((sent[1].bytes_overhead - sent[0].bytes_overhead, sent[1].steps))
     return found
 
 

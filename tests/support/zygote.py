@@ -60,7 +60,7 @@ def lose(rank: int, ranks: int, store: str, method: str, victim: int, how: str) 
                 if how == "hang":
                     time.sleep(12)  # twice the timeout
                 if how == "fail":
-                    wire._exchange = _fail  # an error of its own in the middle of an exchange
+                    wire.reducer.exchange = _fail  # an error of its own in the middle of an exchange
             _step(model, optimizer)
     except (thinwire.ExchangeError, OSError) as error:
         told = {"type": type(error).__name__, "sentence": str(error), **vars(error)}
@@ -70,7 +70,7 @@ def lose(rank: int, ranks: int, store: str, method: str, victim: int, how: str) 
         raise
 
 
-def _fail(*_: Any) -> None:
+def _fail(*_: Any, **__: Any) -> None:
     raise OSError("for this test")
 
 

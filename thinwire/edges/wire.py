@@ -107,14 +107,17 @@ class Wire:
         exchange that failed, or when the process group was destroyed before, nothing is communicated any more: this
         rank's own momentum goes back, and {} is returned.
         """
+        if not self.attached:
+            return {}  # the model may be another wire's by now
         rest = self.reducer.detach()
         self._leave()
         return rest
 
     def abandon(self) -> None:
         """End compression without moving a byte: momentum and whatever was not sent are dropped. For measurements."""
-        self.reducer.abandon()
-        self._leave()
+        if self.attached:
+            self.reducer.abandon()
+            self._leave()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything of this rank that a later run needs (see ``Reducer.state_dict``)."""

@@ -401,6 +401,8 @@ class Reducer:
 
     def abandon(self) -> None:
         """End compression without moving a byte: momentum and whatever was not sent are dropped. For measurements."""
+        if not self._attached:
+            return
         self.worker.wait()
         self._leave()
         if not self.worker.broken:  # else something may still be under way on them

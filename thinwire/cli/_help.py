@@ -14,9 +14,9 @@ from thinwire.methods import METHODS
 # What stands for these words in a help text. Looked up when help is shown, because that imports plugins.
 LISTS: Mapping[str, Callable[[], str]] = {
     "{methods}": lambda: ", ".join(METHODS),
-    "{compared}": lambda: ",".join(compared(True)[1:]),
-    "{compared_without_sgd}": lambda: ",".join(compared(False)[1:]),
-    "{benched}": lambda: ",".join(benched()),
+    "{compared}": lambda: ", ".join(compared(True)[1:]),
+    "{compared_without_sgd}": lambda: ", ".join(compared(False)[1:]),
+    "{benched}": lambda: ", ".join(spec.replace(",", ", ") for spec in benched()),
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from thinwire.compressors.base import PlainCompressor
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.hints import Candidates
 from thinwire.engine.layout import Layout
@@ -26,7 +26,7 @@ def cut_into_blocks(numel: int, block: int | None) -> Runs:
 
 
 @dataclass(frozen=True)
-class BlockSigns:
+class BlockSigns(PlainCompressor):
     """C_B(v) = ||v_b||_1 / d_b * sign(v_b) for every block b (section 3.2); sign(0) = +1."""
 
     block: int | None = None  # elements; None: a tensor is a block
@@ -34,12 +34,6 @@ class BlockSigns:
     def budget(self, layout: Layout) -> Budget:
         runs = [run for segment in layout.coded for run in cut_into_blocks(segment.numel, self.block)]
         return Budget(scales=sum(count for _, count in runs))
-
-    def hint(self, context: ExchangeContext, device: torch.device) -> None:
-        return None
-
-    def measure(self, context: ExchangeContext, x: Tensor) -> None:
-        return None
 
     def compress(
         self,

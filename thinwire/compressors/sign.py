@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.compressors.base import PlainCompressor
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_flat
 from thinwire.engine.hints import Candidates
@@ -17,18 +18,12 @@ from thinwire.kernels import coins, stream_key
 
 
 @dataclass(frozen=True)
-class Sign:
+class Sign(PlainCompressor):
     """sign(x). One bit has no room for 0, so an exact zero votes by a fair, reproducible coin: a fixed side would push
     every unused weight the same way at every step."""
 
     def budget(self, layout: Layout) -> Budget:
         return Budget()
-
-    def hint(self, context: ExchangeContext, device: torch.device) -> None:
-        return None
-
-    def measure(self, context: ExchangeContext, x: Gradient) -> None:
-        return None
 
     def compress(
         self,

@@ -17,7 +17,7 @@ from thinwire.advisor.advice import caution, compared, not_compared
 from thinwire.lab.bench.cluster import benched
 from thinwire.methods import registry
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from thinwire.lab.bench.cluster import benched, check_method
 from thinwire.methods import registry
 from thinwire.transport import ThreadNet, ThreadWorld
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROWS = [("a", 0, torch.Size([40, 50])), ("b", 1, torch.Size([30]))]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from contexts import context_of, mean_of
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
 from sorted_topk import INF, NAN, vector
 from torch import Tensor
-from turns import turn_of
 
 import thinwire
 from thinwire.compressors import Sign, Ternarize
@@ -24,7 +24,7 @@ def test_ternary_payloads_show_what_is_not_finite(odd: float, clip: float | None
     """A broken gradient must be seen in the result; silently becoming zero would hide it."""
     x = torch.from_numpy(vector(5, 100, "plain"))
     x[42] = odd
-    context, compressor = turn_of([60, 40]), Ternarize(clip, share, 0)
+    context, compressor = context_of([60, 40]), Ternarize(clip, share, 0)
     agreed = compressor.measure(context, x)
     payload = compressor.compress(context, x, agreed, 0).drawn()
     assert not bool(torch.isfinite(payload.values()[:60]).all())
@@ -36,7 +36,7 @@ def test_ternary_payloads_show_what_is_not_finite(odd: float, clip: float | None
 @pytest.mark.parametrize("size", SIZES)
 def test_ternary_values_of_the_clipped_gradient(clip: float | None, size: int) -> None:
     x = vector(6, size, "plain")
-    compressor, context = Ternarize(clip, True, 0), turn_of([size])
+    compressor, context = Ternarize(clip, True, 0), context_of([size])
     given_: Tensor = torch.from_numpy(x.copy())
     agreed = compressor.measure(context, given_)
     payload = compressor.compress(context, given_, agreed, 0).drawn()
@@ -59,12 +59,12 @@ def test_votes_of_zeros_are_fair_coins() -> None:
     x = torch.zeros(4097)
     x[:10], x[10:20] = -1.0, 1.0
     x[20:30] = -0.0
-    negative = Sign().compress(turn_of([4097], 3), x, None, 1).negative
+    negative = Sign().compress(context_of([4097], 3), x, None, 1).negative
     assert bool(negative[:10].all()) and not bool(negative[10:20].any())
     assert abs(float(negative[20:].double().mean()) - 0.5) < 5 * 0.5 / 4077**0.5
-    assert torch.equal(negative, Sign().compress(turn_of([4097], 3), x, None, 1).negative)
-    assert not torch.equal(negative, Sign().compress(turn_of([4097], 4), x, None, 1).negative)
-    assert not torch.equal(negative, Sign().compress(turn_of([4097], 3), x, None, 2).negative)
+    assert torch.equal(negative, Sign().compress(context_of([4097], 3), x, None, 1).negative)
+    assert not torch.equal(negative, Sign().compress(context_of([4097], 4), x, None, 1).negative)
+    assert not torch.equal(negative, Sign().compress(context_of([4097], 3), x, None, 2).negative)
 
 
 @pytest.mark.parametrize("numel", [1, 3])
@@ -73,6 +73,6 @@ def test_terngrad_moves_a_tensor_whose_elements_are_all_equal(numel: int) -> Non
     for value in (-0.7, 1e-3, 12345.678):
         grad = torch.full((numel,), value)
         means = ThreadWorld(2).run(
-            lambda net, g=grad: thinwire.TernGrad().aggregator(net, True).mean(turn_of([numel]), g)
+            lambda net, g=grad: mean_of(thinwire.TernGrad().aggregator(net, True), context_of([numel]), g)
         )
         torch.testing.assert_close(means[0], grad)

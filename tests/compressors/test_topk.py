@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from contexts import context_of
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sorted_topk import oracle, vector
-from turns import turn_of
 
 from thinwire.compressors import TopK
 from thinwire.compressors.quotas import entries_kept, quotas
@@ -28,7 +28,7 @@ def test_entries_kept_are_rounded_and_at_least_one() -> None:
 @given(sizes=st.lists(st.sampled_from(SIZES[:4]), max_size=5), density=st.sampled_from([0.001, 0.01, 0.25, 1.0]),
        scope=st.sampled_from(["tensor", "model", "balanced"]), sampled=st.booleans())  # fmt: skip
 def test_topk_chooses_the_largest_of_every_scope(sizes: list[int], density: float, scope: str, sampled: bool) -> None:
-    context = turn_of(sizes)
+    context = context_of(sizes)
     x = vector(3, sum(sizes), "ties")
     compressor = TopK(density, scope=scope, sampled=sampled)
     given_ = torch.from_numpy(x.copy())
@@ -57,5 +57,5 @@ def test_topk_chooses_the_largest_of_every_scope(sizes: list[int], density: floa
 def test_topk_follows_the_warm_up() -> None:
     compressor = TopK(0.001, ExponentialWarmup(steps=8))
     x = torch.from_numpy(vector(4, 4096, "plain"))
-    counts = [compressor.compress(turn_of([4096], step), x, None, 0).indices.numel() for step in range(10)]
+    counts = [compressor.compress(context_of([4096], step), x, None, 0).indices.numel() for step in range(10)]
     assert counts == [1024, 1024, 256, 256, 64, 64, 16, 16, 4, 4]

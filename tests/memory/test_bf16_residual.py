@@ -8,6 +8,7 @@ import pytest
 import torch
 import workers
 from cluster import Cluster
+from contexts import mean_of
 from workers import LR, Run, own_part, tensors_of
 
 import thinwire
@@ -79,15 +80,15 @@ def test_bf16_residual_is_as_it_was_after_a_failed_exchange(kind: Any) -> None:
         exchange: Any = method.aggregator(net, True)
         assert type(exchange.memory) is kind
         hypers = (Hyper(0.1, 0.9),)
-        exchange.mean(ExchangeContext(layout, 0, hypers), workers.noise((300,), net.rank, 0, "w"))
+        mean_of(exchange, ExchangeContext(layout, 0, hypers), workers.noise((300,), net.rank, 0, "w"))
         before = exchange.memory.state_dict()
         bad = workers.noise((300,), net.rank, 1, "w")
         if net.rank == 1:
             bad[7] = float("nan")
         with pytest.raises(RuntimeError):
-            exchange.mean(ExchangeContext(layout, 1, hypers), bad)
+            mean_of(exchange, ExchangeContext(layout, 1, hypers), bad)
         same = all(torch.equal(before[k]["w"], exchange.memory.state_dict()[k]["w"]) for k in before if k != "rates")
-        exchange.mean(ExchangeContext(layout, 2, hypers), workers.noise((300,), net.rank, 2, "w"))
+        mean_of(exchange, ExchangeContext(layout, 2, hypers), workers.noise((300,), net.rank, 2, "w"))
         return same
 
     assert ThreadWorld(3).run(work) == [True] * 3

@@ -11,9 +11,8 @@ from thinwire.collectives import VoteServer
 from thinwire.compressors import Sign
 from thinwire.engine.aggregators import Exchange
 from thinwire.engine.context import ExchangeContext, Hyper
-from thinwire.engine.payloads import clear
-from thinwire.kernels import native, reference
-from thinwire.kernels.native import library
+from thinwire.engine.results import Base
+from thinwire.kernels import cpu, native, reference
 from thinwire.memory import MomentumCorrection
 from thinwire.methods import Method
 from thinwire.transport import ThreadNet, ThreadWorld
@@ -98,9 +97,9 @@ def test_direct_decay_takes_the_same_off_in_all_homes(nesterov: bool) -> None:
     rows = reference.Segments((0, 1000, 1127), (0.9, 0.5, 0.0), (nesterov,) * 3, (0.1, 0.2, 0.0), (*weights[:2], None),
                               (1.0, 0.4, 0.0))  # fmt: skip
     states = []
-    for backend in (native, reference) if library.handle() is not None else (reference,):
+    for home in (cpu, reference) if native.library() is not None else (reference,):
         u, v = (torch.randn(sum(numels), generator=torch.Generator().manual_seed(seed)) for seed in (8, 9))
-        backend.accumulate(parts, rows, u, v, None, 0)
+        home.accumulate(parts, rows, u, v, None, 0)
         states.append((u, v))
     assert all(torch.equal(one, other) for one, other in zip(states[0], states[-1], strict=True))
     u, v = states[-1]
@@ -117,13 +116,13 @@ def test_direct_decay_leaves_others_alone_and_reads_16_bits_and_any_order_of_mem
     weights = {"a": torch.full((20, 20), -torch.inf), "b": torch.randn(30, 10).bfloat16(), "c": image}
     layout = method.layout([(name, place, w.shape) for place, (name, w) in enumerate(weights.items())])
     hypers = (Hyper(0.1, 0.9), Hyper(0.1, 0.9, weight_decay=0.02), Hyper(0.1, 0.9, weight_decay=0.01))
-    context = ExchangeContext(layout, 0, hypers, tuple(weights.values()), applied=(0.0, 0.2, 0.1))
+    context = ExchangeContext(layout, 0, hypers, tuple(weights.values()))
     parts = [torch.full((w.numel(),), 7.0) for w in weights.values()]
-    clear(context, parts)
+    Base(direct_decay=(0.0, 0.2, 0.1)).write(context, parts)
     assert torch.equal(parts[0], torch.zeros(400))
     assert torch.equal(parts[1], 0.2 * weights["b"].float().flatten())
     assert torch.equal(parts[2], 0.1 * image.permute(0, 2, 3, 1).flatten())
-    assert MomentumCorrection(masking=False).applied(context) == pytest.approx((0.0, 0.2, 0.1))
+    assert MomentumCorrection(masking=False).direct_decay(context) == pytest.approx((0.0, 0.2, 0.1))
 
 
 def test_direct_decay_is_refused_beside_a_collective_that_would_not_apply_it() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -69,16 +68,17 @@ class Driver:
             names = [segment.name for segment in layout.segments]
             hypers = tuple(self.hyper(number, name) for name in names)
             context = ExchangeContext(layout, number, hypers, tuple(self.weights[name] for name in names))
-            context = replace(context, applied=self.memory.applied(context))
+            direct = self.memory.direct_decay(context)
             flat = torch.cat([torch.from_numpy(gradients[name].copy()) for name in names])
-            x = self.memory.compensate(context, flat)
+            x, candidates = self.memory.compensate(context, flat, direct, None, None)
+            assert candidates is None
             assert x.shape == (layout.numel,) and x.dtype == torch.float32
             accepted = self.accept(layout, x)
             dense = whole(accepted, layout.numel)
             for segment in layout.segments:
                 self.accepted[-1][segment.name] = dense[segment.span].double().numpy().copy()
-                if context.applied:
-                    share = context.applied[names.index(segment.name)]
+                if direct:
+                    share = direct[names.index(segment.name)]
                     self.accepted[-1][segment.name] += share * self.weights[segment.name].double().numpy()
                 sent = np.zeros(segment.numel, dtype=bool)
                 if segment.coded and accepted.sent is not None:
@@ -255,16 +255,21 @@ def test_failed_exchange_leaves_residual_and_rate_in_the_same_units(kept: torch.
     layout = Layout.of([("w", 0, 1, True)])
     memory = MomentumCorrection(masking=False, dtype=kept, rescaling=True)
     nothing = Accepted(Sparse(torch.zeros(0, dtype=torch.int64), torch.zeros(0), 1, 0), torch.zeros(0))
-    turns = [
+    contexts = [
         ExchangeContext(layout, step, (Hyper(lr=rate),), (torch.zeros(1),))
         for step, rate in enumerate((0.1, 0.01, 0.01))
     ]
-    memory.retain(turns[0], memory.compensate(turns[0], torch.ones(1)), nothing)
-    memory.commit(turns[0], 0)
-    memory.forget()
-    memory.compensate(turns[1], torch.zeros(1))  # and then a rank rings the alarm
-    memory.forget()
-    assert float(memory.compensate(turns[2], torch.zeros(1))) == pytest.approx(10.0)
+
+    def compensated(context: ExchangeContext, gradient: Tensor) -> Tensor:
+        x, _ = memory.compensate(context, gradient, (), None, None)
+        return x
+
+    memory.retain(contexts[0], compensated(contexts[0], torch.ones(1)), nothing)
+    memory.commit(contexts[0], 0)
+    memory.rollback()
+    compensated(contexts[1], torch.zeros(1))  # and then a rank rings the alarm
+    memory.rollback()
+    assert float(compensated(contexts[2], torch.zeros(1))) == pytest.approx(10.0)
 
 
 @QUICK

@@ -255,7 +255,7 @@ def test_several_frames_are_decoded_like_one(monkeypatch: pytest.MonkeyPatch) ->
         payloads.append(Sparse(indices, vector(rank, indices.numel()), 5000, 50))
         frames.append((SparseCodec("fp32", coding).encode(context, payloads[-1], torch.ones(2)), f"rank {rank}"))
     codec = SparseCodec()
-    for payload, (sparse, tail) in zip(payloads, codec.decode_all(context, frames, 5000, 50, 2, CPU), strict=True):
+    for payload, (sparse, tail, _) in zip(payloads, codec.decode_all(context, frames, 5000, 50, 2, CPU), strict=True):
         assert torch.equal(sparse.indices, payload.indices) and torch.equal(sparse.values, payload.values)
         assert torch.equal(tail, torch.ones(2))
     assert codec.decode_all(context, [], 5000, 50, 2, CPU) == []

@@ -18,6 +18,7 @@ from thinwire import kernels
 from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.codecs.frame import is_finished
 from thinwire.compressors import TopK
+from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse, Ternary, TernaryDraw
@@ -184,7 +185,7 @@ def test_a_frame_over_its_budget_is_left_unfinished() -> None:
     fits = is_finished(codec.encode(context, payload, nothing))
     smaller = codec.encode(context, payload, nothing, within_budget=True)
     assert is_finished(smaller)
-    kept, _ = codec.decode(context, smaller, numel, count, 0, DEVICE, "here")
+    kept = codec.decode(context, smaller, numel, count, 0, DEVICE, "here").content
     assert fits == (kept.indices.numel() == count)
 
 
@@ -199,16 +200,16 @@ def test_steps_from_gradient_to_frame(memory: MomentumCorrection | ErrorFeedback
     k = round(density * 6000)
     for step in range(3):
         context = ExchangeContext(layout, step, tuple(Hyper(lr=0.1, momentum=0.9) for _ in numels))
-        context.alarm.flag = torch.zeros(1, dtype=torch.int32, device=DEVICE)
         hint = compressor.hint(context, DEVICE)
-        assert hint is not None
-        x = memory.compensate(context, [noise(numel, step + place) for place, numel in enumerate(numels)], hint)
-        payload = compressor.compress(context, x[:6050], None, 0, hint)
+        assert hint is not None and hint.flag is not None
+        gradients = [noise(numel, step + place) for place, numel in enumerate(numels)]
+        x, candidates = memory.compensate(context, gradients, (), hint, hint.flag)
+        payload = compressor.compress(context, x[:6050], None, 0, candidates)
         assert torch.equal(payload.indices[:k], reference.select_topk(x[:6000], k))
-        frame = codec.encode_finished(context, payload, x[6050:])
-        decoded, tail = codec.decode(context, frame, 6050, payload.capacity, 900, DEVICE, "here")
+        frame = codec.encode_finished(context, payload, x[6050:], alarm=Alarm(flag=hint.flag))
+        decoded, tail, alarm = codec.decode(context, frame, 6050, payload.capacity, 900, DEVICE, "here")
         assert torch.equal(decoded.indices, payload.indices) and torch.equal(decoded.values, payload.values)
-        assert torch.equal(tail, x[6050:])
+        assert torch.equal(tail, x[6050:]) and not alarm
 
 
 @pytest.mark.parametrize("numels", SIZES)
@@ -233,7 +234,7 @@ def test_frames_of_trits_are_the_codec_s_bytes(numels: tuple[int, ...], tail: in
     """Drawn straight into the frame, with header, tail, scales and checksum: what the reference puts together."""
     rows = [(f"p{place}", place, numel, True) for place, numel in enumerate(numels)] + [("t", 9, tail, False)]
     context = ExchangeContext(Layout.of(rows), 2**32 - 7, (Hyper(),) * len(rows))
-    context.alarm.flag = torch.full((1,), tail % 2, dtype=torch.int32, device=DEVICE)
+    alarm = Alarm(flag=torch.full((1,), tail % 2, dtype=torch.int32, device=DEVICE))
     parts = tuple(noise(numel + 1, 31 + place)[1:] for place, numel in enumerate(numels))  # from an odd address
     if tail == 0:
         parts = tuple(part.clone() for part in parts)
@@ -243,10 +244,11 @@ def test_frames_of_trits_are_the_codec_s_bytes(numels: tuple[int, ...], tail: in
     keys = tuple((place * 0x9E3779B1 + 77) & 0xFFFFFFFF for place in range(len(numels)))
     draw = TernaryDraw(parts, scales.to(DEVICE), limits, keys, tuple(1000 * place for place in range(len(numels))))
     rest = -noise(tail, 3).relu()  # with negative zeros
-    frame = TernaryCodec().encode(context, draw, rest, with_scales=with_scales)
+    frame = TernaryCodec().encode(context, draw, rest, with_scales, alarm=alarm)
     packed = reference.ternarize_packed(parts, draw.scales, keys, limits, draw.counters)
     blocks = tuple((part.numel(), 1) for part in parts)
-    assert torch.equal(frame, TernaryCodec().encode(context, Ternary(packed, draw.scales, blocks), rest, with_scales))
+    put_together = Ternary(packed, draw.scales, blocks)
+    assert torch.equal(frame, TernaryCodec().encode(context, put_together, rest, with_scales, alarm=alarm))
     assert torch.equal(draw.drawn().packed, packed)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from thinwire.starting import LAUNCHER, LOCAL, _is_command, is_silent
+from thinwire.starting import LAUNCHER, LOCAL, is_silent
 
 # Python runs this first: the process gets its signal at the moment it begins to import a module.
 SIGNAL_AT_IMPORT = """
@@ -61,9 +61,9 @@ def test_ctrl_c_ends_the_installed_script_alike_and_one_rank_speaks(started: Pat
 
 
 def test_ctrl_c_stays_the_script_s_own_where_it_imports_the_library(started: Path) -> None:
-    code = "import signal, thinwire; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    assert run(started, "nothing", "-c", code).stdout == "True\n"
-    done = run(started, "torch", "-c", "import thinwire")
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert run(started, "nothing", "-c", f"import thinwire.cli; thinwire.attach; {code}").stdout == "True\n"
+    done = run(started, "torch", "-c", "import thinwire; thinwire.attach")
     assert "KeyboardInterrupt" in done.stderr
 
 
@@ -82,13 +82,3 @@ def test_ctrl_c_is_silent_on_ranks_that_a_launcher_started(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert is_silent() is silent
-
-
-@pytest.mark.parametrize(("line", "is_it"), [
-    ("python -m thinwire train", True), ("python -u -X dev -m thinwire", True), ("python /a/bin/thinwire info", True),
-    ("python -W error /a/bin/thinwire", True), ("python train.py -m thinwire", False), ("python -m pytest", False),
-    ("python -m thinwire.lab.bench.cluster_worker", False), ("python", False), ("python -c thinwire", False),
-    ("python -m torch.distributed.run -m thinwire", False), ("python /thinwire/train.py", False),
-])  # fmt: skip
-def test_command_line_is_told_from_scripts(line: str, is_it: bool) -> None:
-    assert _is_command(line.split()) is is_it

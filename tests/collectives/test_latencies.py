@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from contexts import mean_of
 from workers import noise
 
 import thinwire
 from thinwire.engine.aggregators import Exchange
 from thinwire.engine.context import ExchangeContext, Hyper
+from thinwire.engine.layout import Layout
 from thinwire.transport import ThreadNet, ThreadWorld
 
 SPECS = ["dgc", "dropping", "gtopk", "terngrad:dense_below=0", "terngrad:dense_below=0,share_scaler=false",
@@ -42,7 +42,7 @@ class CountingNet(ThreadNet):
         return counted
 
 
-def waits(net: ThreadNet, spec: str) -> tuple[int, int]:
+def waits(net: ThreadNet, spec: str) -> tuple[float, int]:
     """What a collective says, and what an exchange of it does."""
     method, counting = thinwire.parse_method(spec), CountingNet(net.world, net.rank)
     layout = method.layout([("a", 0, torch.Size([40, 500])), ("b", 1, torch.Size([30]))])
@@ -50,8 +50,8 @@ def waits(net: ThreadNet, spec: str) -> tuple[int, int]:
     gradient = torch.cat([noise((s.numel,), net.rank, 0, s.name) for s in layout.segments])
     aggregator = method.aggregator(counting, True)
     assert isinstance(aggregator, Exchange)
-    mean_of(aggregator, ExchangeContext(layout, 0, (Hyper(0.1, 0.9),) * 2, weights), gradient)
-    return aggregator.rounds, counting.waits
+    aggregator.reduce(ExchangeContext(layout, 0, (Hyper(0.1, 0.9),) * 2, weights), list(layout.split(gradient)))
+    return aggregator.waits(layout), counting.waits
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -62,5 +62,5 @@ def test_collective_says_how_often_its_ranks_wait(spec: str, size: int) -> None:
 
 
 def test_global_topk_takes_two_more_rounds_beyond_a_power_of_two() -> None:
-    rounds = thinwire.GTopK().aggregator(ThreadNet(ThreadWorld(1), 0), True).collective.rounds
-    assert [rounds(size) for size in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 3, 2, 4, 3, 5]
+    aggregator, layout = thinwire.GTopK().aggregator(ThreadNet(ThreadWorld(1), 0), True), Layout.of([("a", 0, 9, True)])
+    assert [aggregator.plan(layout, size).waits for size in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 3, 2, 4, 3, 5]

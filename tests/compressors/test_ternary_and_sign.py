@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from contexts import context_of, mean_of
+from contexts import context_of
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
+from means import mean_of
 from sorted_topk import INF, NAN, vector
 from torch import Tensor
 

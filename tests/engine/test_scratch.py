@@ -14,10 +14,11 @@ from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.engine.workspace import BACK, Workspace
-from thinwire.kernels import native, reference
+from thinwire.kernels import reference
+from thinwire.kernels.native import library
 from thinwire.memory import ErrorFeedback
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library here: {native.why_not()}")
+pytestmark = pytest.mark.skipif(library.handle() is None, reason=f"no native library here: {library.why_not()}")
 CPU = torch.device("cpu")
 
 

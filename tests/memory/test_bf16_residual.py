@@ -8,7 +8,7 @@ import pytest
 import torch
 import workers
 from cluster import Cluster
-from contexts import mean_of
+from means import mean_of
 from workers import LR, Run, own_part, tensors_of
 
 import thinwire

@@ -12,7 +12,7 @@ from thinwire.compressors import Sign
 from thinwire.engine.aggregators import Exchange
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.results import Base
-from thinwire.kernels import cpu, native, reference
+from thinwire.kernels import native, reference
 from thinwire.memory import MomentumCorrection
 from thinwire.methods import Method
 from thinwire.transport import ThreadNet, ThreadWorld
@@ -97,7 +97,7 @@ def test_direct_decay_takes_the_same_off_in_all_homes(nesterov: bool) -> None:
     rows = reference.Segments((0, 1000, 1127), (0.9, 0.5, 0.0), (nesterov,) * 3, (0.1, 0.2, 0.0), (*weights[:2], None),
                               (1.0, 0.4, 0.0))  # fmt: skip
     states = []
-    for home in (cpu, reference) if native.library() is not None else (reference,):
+    for home in (native, reference) if library.handle() is not None else (reference,):
         u, v = (torch.randn(sum(numels), generator=torch.Generator().manual_seed(seed)) for seed in (8, 9))
         home.accumulate(parts, rows, u, v, None, 0)
         states.append((u, v))

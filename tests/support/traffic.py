@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plain_wire as plain
 import torch
-from contexts import mean_of
+from means import mean_of
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext, Hyper

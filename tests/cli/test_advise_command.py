@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.advisor.advice import LOCAL
+LOCAL = "dropping:local=partial"
 from thinwire.cli import run
 
 

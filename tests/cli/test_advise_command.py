@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-LOCAL = "dropping:local=partial"
 from thinwire.cli import run
+
+LOCAL = "dropping:local=partial"
 
 
 def test_advise_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

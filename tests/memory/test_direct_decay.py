@@ -13,6 +13,7 @@ from thinwire.engine.aggregators import Exchange
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.results import Base
 from thinwire.kernels import native, reference
+from thinwire.kernels.native import library
 from thinwire.memory import MomentumCorrection
 from thinwire.methods import Method
 from thinwire.transport import ThreadNet, ThreadWorld

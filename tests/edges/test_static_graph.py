@@ -11,8 +11,9 @@ import torch.distributed as dist
 from cluster import Cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
+from two_types import TwoTypes
 from workers import close, digest, flat, noise
 
 import thinwire
@@ -21,18 +22,6 @@ from thinwire.edges.ddp import Router
 STATIC = {"static_graph": True}
 STEPS = 5
 EXACT = "density=1.0,values=fp32,dense_below=0"
-
-
-class TwoTypes(nn.Module):
-    """Layers of float32 and bfloat16 in turn, whose gradients DDP puts into different buckets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(6, 24), nn.Linear(24, 24), nn.Linear(24, 3)
-        self.second.to(torch.bfloat16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.third(self.second(torch.tanh(self.first(x)).to(torch.bfloat16)).to(torch.float32))
 
 
 def made(group: dist.ProcessGroup, form: dict[str, Any]) -> tuple[DDP, torch.optim.Optimizer]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from cluster import Cluster
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
+from two_types import TwoTypes
 from workers import LR, Dot, Run, Training, close, digest, flat, noise, pulls, tensors_of
 
 import thinwire
@@ -707,3 +708,28 @@ def test_what_cannot_be_taken_back_is_said_once(cluster: Cluster) -> None:
     for late, words in ((True, "stays"), (False, "100 backward passes without optimizer.step()")):
         first, second = cluster.run(logged, 2, late)
         assert len(first) == 1 and words in first[0] and not second
+
+
+def two_types(group: dist.ProcessGroup, form: dict[str, Any]) -> None:
+    """float32 beside bfloat16, whose .grad rounds what a pass adds to it, with plain DDP as well."""
+    finals = []
+    for method in (None, f"dgc:{EXACT}", f"gtopk:{EXACT}", "dense"):
+        torch.manual_seed(3)
+        model = DDP(TwoTypes(), process_group=group, **form)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        wire = thinwire.attach(model, optimizer, method) if method is not None else None
+        for step in range(5):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            for number in range(2):
+                model(noise((8, 6), dist.get_rank(group), step, f"x{number}")).square().mean().backward()
+            optimizer.step()
+        finals.append(flat(model.module))
+        if wire is not None:
+            wire.detach()
+    for final in finals[1:]:
+        close(final, finals[0], str(form), atol=0.03)
+
+
+@pytest.mark.parametrize("form", [{}, {"static_graph": True, "gradient_as_bucket_view": True}])
+def test_two_types(cluster: Cluster, form: dict[str, Any]) -> None:
+    cluster.run(two_types, 2, form)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import workers
 from cluster import Cluster
+from means import mean_of
 from torch import Tensor
 from workers import Run, noise
 
@@ -22,7 +23,7 @@ NUMELS = {"a": 300, "b": 40, "c": 4200, "d": 7, "e": 1}
 RATES = [0.1, 0.1, 0.05, 0.2, 0.01]  # of step t: RATES[t % 5]
 
 
-def turn_of(layout: Layout, step: int, hyper: Hyper) -> ExchangeContext:
+def context_of(layout: Layout, step: int, hyper: Hyper) -> ExchangeContext:
     weights = tuple(torch.zeros(segment.numel) for segment in layout.segments)
     return ExchangeContext(layout, step, (hyper,) * len(layout.segments), weights)
 
@@ -51,19 +52,19 @@ class Ledger:
     def step(self, t: int) -> None:
         memory, compensate = self.aggregator.memory, self.aggregator.memory.compensate
         for layout in self.layouts:
-            context = turn_of(layout, t, self.hyper)
+            context = context_of(layout, t, self.hyper)
             before = {s.name: memory.state.named["residual"].get(s.name) for s in layout.segments}
             before = {name: 0.0 if e is None else e.double() for name, e in before.items()}
 
-            def watched(context: ExchangeContext, *arguments: Any, before: dict[str, Any] = before) -> Tensor:
-                x = compensate(context, *arguments)  # residual + what enters
+            def watched(context: ExchangeContext, *arguments: Any, before: dict[str, Any] = before) -> Any:
+                x, candidates = compensate(context, *arguments)  # residual + what enters
                 for segment in context.layout.segments:
                     self.entered[segment.name] += x[segment.span].double() - before[segment.name]
-                return x
+                return x, candidates
 
             memory.compensate = watched
             grad = torch.cat([noise((s.numel,), self.net.rank, t, s.name) for s in layout.segments])
-            mean = self.aggregator.mean(context, grad)
+            mean = mean_of(self.aggregator, context, grad)
             memory.compensate = compensate
             for segment in layout.segments:
                 self.applied[segment.name] += mean[segment.span].double()
@@ -174,9 +175,9 @@ def follow_lemma(net: ThreadNet, method: Method, several: bool, nesterov: bool) 
     for t in range(STEPS):
         eta = RATES[t % len(RATES)]
         for layout in buckets_of(method, several):
-            context = turn_of(layout, t, Hyper(eta, 0.9, nesterov))
+            context = context_of(layout, t, Hyper(eta, 0.9, nesterov))
             parts = {s.name: noise((s.numel,), net.rank, t, s.name) for s in layout.segments}
-            mean = aggregator.mean(context, torch.cat(list(parts.values())))
+            mean = mean_of(aggregator, context, torch.cat(list(parts.values())))
             for s in layout.segments:
                 span = spans[s.name]
                 velocity[span] = 0.9 * velocity[span] + parts[s.name].double()

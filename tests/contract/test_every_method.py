@@ -14,6 +14,7 @@ import pytest
 import torch
 import workers
 from cluster import Cluster
+from means import mean_of
 from paths import ROOT
 from workers import noise, sentence_of
 
@@ -79,12 +80,12 @@ def contract(net: ThreadNet, name: str, sgd: bool) -> list[torch.Tensor]:
             other.load_state_dict(workers.through_a_file(aggregator.state_dict()))
         grad = torch.cat([noise((s.numel,), net.rank, step, s.name) for s in layout.segments])
         parts = [part.clone() for part in layout.split(grad)]
-        mean = aggregator.mean(context, grad.clone())
+        mean = mean_of(aggregator, context, grad)
         assert mean.shape == grad.shape and mean.dtype == torch.float32 and mean.isfinite().all()
-        if step >= 2:  # the same from the saved state, and in place through reduce()
+        if step >= 2:  # the same from the saved state, of gradients that lie apart
             other.reduce(context, parts)
-            assert torch.equal(torch.cat(parts), mean), f"{name}: reduce is not mean"
-        outputs.append(mean.clone())
+            assert torch.equal(torch.cat(parts), mean), f"{name}: another mean"
+        outputs.append(mean)
     numels = {"a": 2000, "b": 30}
     rest = aggregator.leftover(numels, {"a": 0.1, "b": 0.1})
     assert {name: tensor.numel() for name, tensor in rest.items()}.items() <= numels.items()
@@ -138,7 +139,7 @@ def test_compressor_of_contributing_keeps_the_contract_as_written(monkeypatch: p
 
         def run(net: ThreadNet, layout: Layout = layout) -> torch.Tensor:
             aggregator, gradient = Yours().aggregator(net, True), torch.ones(layout.numel)
-            return sum(aggregator.mean(ExchangeContext(layout, s, (Hyper(),) * 2), gradient.clone()) for s in range(2))
+            return sum(mean_of(aggregator, ExchangeContext(layout, s, (Hyper(),) * 2), gradient) for s in range(2))
 
         total = ThreadWorld(2).run(run)[0]
         assert torch.equal(total[coded:], torch.full((5,), 2.0)) and total[:coded].sum() == 1.5 * coded

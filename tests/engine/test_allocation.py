@@ -35,7 +35,7 @@ def step_memory(group: dist.ProcessGroup, spec: str) -> tuple[int, int, int]:
             aggregator.reduce(context, parts)
     space = getattr(getattr(aggregator, "collective", None), "_space", None)
     kept = sum(buffer.numel() for buffer in space._buffers.values()) if space is not None else 0
-    return counted.peak, counted.largest, kept + aggregator.workspace.nbytes
+    return counted.peak, counted.largest, kept + aggregator.stages.workspace.nbytes
 
 
 def test_allocations_are_counted() -> None:
@@ -102,7 +102,7 @@ def warmed_up(group: dist.ProcessGroup, spec: str, steps: int) -> tuple[int, int
     for step in range(steps):
         grad = torch.randn(100_000, generator=generator)
         aggregator.reduce(ExchangeContext(layout, step, hyper, (grad,)), [grad])
-        kept.append(aggregator.workspace.nbytes)
+        kept.append(aggregator.stages.workspace.nbytes)
     return max(kept), kept[-1]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
+from means import mean_of
 from torch import Tensor
 
 from thinwire.codecs import SparseCodec
@@ -34,7 +35,7 @@ def run_exchange(size: int, numel: int, make: Callable[[ThreadNet], Exchange], g
         for step in range(steps):
             grad = gradient(net.rank, step)
             put_in += grad.double()
-            means.append(exchange.mean(ExchangeContext(layout, step, hypers), grad).clone())
+            means.append(mean_of(exchange, ExchangeContext(layout, step, hypers), grad))
         named = exchange.memory.state.named["residual"]
         return means, torch.cat([named["w"], named["b"]]).double(), put_in
 
@@ -100,10 +101,11 @@ def test_exchange_repeats_bit_for_bit() -> None:
             layout = Layout.of([("w", 0, 2000, True)])
             exchange = Exchange(ErrorFeedback(), TopK(0.01, sampled=True), AllGather(SparseCodec("int8")), net)
             out = [
-                exchange.mean(
+                mean_of(
+                    exchange,
                     ExchangeContext(layout, step, (Hyper(),)),
                     torch.from_numpy(np.random.default_rng([net.rank, step]).standard_normal(2000).astype(np.float32)),
-                ).clone()
+                )
                 for step in range(4)
             ]
             return torch.stack(out)
@@ -132,7 +134,7 @@ def test_exchange_goes_on_from_its_state(sampled: bool) -> None:
             grad[stream_key(0, step, 0, "w") % stride :: stride] *= 3  # the sample sees larger values than the rest
             resumed = make()
             resumed.load_state_dict(straight.state_dict())
-            same.append(torch.equal(straight.mean(context, grad.clone()), resumed.mean(context, grad.clone())))
+            same.append(torch.equal(mean_of(straight, context, grad), mean_of(resumed, context, grad)))
         return same
 
     assert ThreadWorld(1).run(work) == [[True] * 6]
@@ -144,7 +146,7 @@ def test_exchange_in_a_local_mode_has_the_dense_tail_that_was_accepted() -> None
 
     def work(net: ThreadNet) -> torch.Tensor:
         exchange = Exchange(ErrorFeedback(), TopK(1.0), AllGather(SparseCodec()), net, local="partial")
-        return exchange.mean(ExchangeContext(layout, 0, (Hyper(),) * 2), torch.arange(13.0) + net.rank)
+        return mean_of(exchange, ExchangeContext(layout, 0, (Hyper(),) * 2), torch.arange(13.0) + net.rank)
 
     for mean in ThreadWorld(2).run(work):  # all of it was sent: G - S + L is G, in both parts
         assert torch.equal(mean, torch.arange(13.0) + 0.5)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import workers
 from cluster import Cluster
+from means import mean_of
 from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import LR, Run, Training, own_part
 
@@ -149,7 +150,7 @@ def test_hierarchy_auto_reads_local_world_size(monkeypatch: pytest.MonkeyPatch, 
     cluster.run(auto_hierarchy, 4)
 
 
-def _turn(numel: int, step: int = 0) -> ExchangeContext:
+def _context(numel: int, step: int = 0) -> ExchangeContext:
     return ExchangeContext(Layout.of([("w", 0, numel, True)]), step, (Hyper(0.1),))
 
 
@@ -158,7 +159,7 @@ class _Failing:
 
     whole_model, clock = False, None
 
-    def mean(self, context: ExchangeContext, grad: torch.Tensor) -> torch.Tensor:
+    def reduce(self, context: ExchangeContext, parts: Any, norms: Any) -> Any:
         raise thinwire.FrameError("bad frame from rank 1: for this test")
 
 
@@ -171,7 +172,7 @@ def test_hierarchy_ends_all_ranks_of_a_machine_alike(case: str) -> None:
         inner: Any = DenseMean(ThreadNet(ThreadWorld(1), 0), torch.float32) if case == "nan" else _Failing()
         grad = torch.tensor([1.0, float("nan") if case == "nan" and net.rank == 1 else 2.0])
         with pytest.raises(Exception) as caught:
-            Hierarchy(inner, net, 2).mean(_turn(2), grad)
+            mean_of(Hierarchy(inner, net, 2), _context(2), grad)
         return type(caught.value).__name__
 
     expected = [NonFiniteError.__name__] * 3 if case == "nan" else ["FrameError", "ExchangeError", "ExchangeError"]

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire.edges import bucket_fusion as merging
-from thinwire.edges.bucket_fusion import BucketFusion, Spent, best_groups, finish, fixed_cost
+from thinwire.edges.bucket_fusion import BucketFusion, FusedBuckets, Spent, best_groups, finish, fixed_cost
 from thinwire.transport import ThreadNet, ThreadWorld, TorchNet
 from thinwire.transport.processes import PAIRWISE_FROM
 
@@ -145,7 +145,7 @@ def trained(group: dist.ProcessGroup, spec: str, way: str) -> tuple[torch.Tensor
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-        plan = wire._fusion.plan if wire._fusion is not None else None
+        plan = wire._plan.fusion.plan if isinstance(wire._plan, FusedBuckets) else None
         wire.detach()
     finally:
         merging.best_groups = choose
@@ -172,15 +172,15 @@ def test_merging_changes_no_bit(cluster: Any, spec: str) -> None:
 def forced(group: dist.ProcessGroup, how: str) -> tuple[torch.Tensor, int]:
     """Eight steps with THINWIRE_MERGE; the parameters, and the exchanges of the last step."""
     calls: list[int] = []
-    exchange = thinwire.edges.wire.Wire._exchange
+    exchange = thinwire.Reducer.exchange
 
-    def counted(wire: Any, *arguments: Any) -> None:
-        calls.append(arguments[2])
-        exchange(wire, *arguments)
+    def counted(reducer: Any, gradients: Any, hypers: Any, step: int, *arguments: Any, **named: Any) -> None:
+        calls.append(step)
+        exchange(reducer, gradients, hypers, step, *arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("THINWIRE_MERGE", how)
-        patch.setattr(thinwire.edges.wire.Wire, "_exchange", counted)
+        patch.setattr(thinwire.Reducer, "exchange", counted)
         parameters, plan = trained(group, "dgc:density=0.05,dense_below=0,values=fp32,factor_masking=true", "measured")
     assert plan is None
     return parameters, calls.count(max(calls))

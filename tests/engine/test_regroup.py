@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire.edges import fixed_buckets as regroup
 from thinwire.edges.fixed_buckets import FixedBuckets
+from thinwire.engine import fixed_groups as groups
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.worker import Bucket
 
@@ -30,26 +30,27 @@ def test_fixed_groups_are_cut_from_the_end_when_they_are_full() -> None:
     assert fixed_groups([5, 25 * 1024 * KB, 7, 1024 * KB, 1]) == [(4, 3), (2, 1), (0,)]
 
 
-def bucket_of(ordinals: list[int], is_last: bool) -> Bucket:
+def bucket_of(ordinals: list[int], is_first: bool, is_last: bool) -> Bucket:
     tensors = [torch.full((1,), float(ordinal)) for ordinal in ordinals]
-    return Bucket(tensors, tensors, torch.zeros(1), torch.futures.Future(), is_last)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    return Bucket(tensors, tensors, torch.zeros(1), future, is_last, is_first=is_first, ordinals=ordinals)
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(order=st.permutations(range(9)), cuts=st.sets(st.integers(1, 8)), broken=st.booleans())
-def test_regrouper_gives_every_group_once_and_completes_every_bucket_once(
+def test_fixed_buckets_give_every_group_once_and_complete_every_bucket_once(
     order: list[int], cuts: set[int], broken: bool
 ) -> None:
     """Any buckets, also behind a pass that was broken off: the groups of the model, each whole, the last one marked."""
     numels = [400 * KB] * 9
-    regrouper, places = FixedBuckets(numels), [0, *sorted(cuts), 9]
+    fixed, places = FixedBuckets(numels), [0, *sorted(cuts), 9]
     pieces_of = [order[start:stop] for start, stop in pairwise(places)]
     if broken and len(pieces_of) > 1:
-        regrouper.arrived(bucket_of(pieces_of[0], False), pieces_of[0])
+        fixed.arrived(bucket_of(pieces_of[0], True, False))
     buckets, found = [], []
     for ordinals in pieces_of:
-        buckets.append(bucket_of(ordinals, ordinals is pieces_of[-1]))
-        for pieces in regrouper.arrived(buckets[-1], ordinals):
+        buckets.append(bucket_of(ordinals, ordinals is pieces_of[0], ordinals is pieces_of[-1]))
+        for pieces in fixed.arrived(buckets[-1]):
             found.append(tuple(sorted((int(p) for piece in pieces for p in piece.parameters), reverse=True)))
             assert all(p is g for piece in pieces for p, g in zip(piece.parameters, piece.gradients, strict=True))
             assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [len(found) == 2]
@@ -61,9 +62,9 @@ def test_regrouper_gives_every_group_once_and_completes_every_bucket_once(
 
 
 def test_bucket_has_the_error_of_any_of_its_pieces() -> None:
-    regrouper, bucket = FixedBuckets([400 * KB] * 4), bucket_of([3, 2, 1, 0], True)
+    fixed, bucket = FixedBuckets([400 * KB] * 4), bucket_of([3, 2, 1, 0], True, True)
     bucket.in_backward = True
-    first, second = regrouper.arrived(bucket, [3, 2, 1, 0])
+    first, second = fixed.arrived(bucket)
     error = ValueError("an exchange failed")
     first[0].complete(error)
     second[0].complete(error)
@@ -91,8 +92,8 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 def whole_cut_and_otherwise_bucketed(group: dist.ProcessGroup, spec: str, order: tuple[int, ...]) -> list[torch.Tensor]:
     """Parameters after ten steps; after five, a checkpoint into new objects, and five; after ten with other buckets."""
-    kept = regroup.FIRST_NBYTES, regroup.LATER_NBYTES
-    regroup.FIRST_NBYTES, regroup.LATER_NBYTES = 10_000, 35_000  # several groups in a small model
+    kept = groups.FIRST_NBYTES, groups.LATER_NBYTES
+    groups.FIRST_NBYTES, groups.LATER_NBYTES = 10_000, 35_000  # several groups in a small model
     results = []
     try:
         for cap, cut in ((0.04, False), (0.04, True), (1e-5, False), (25, False)):
@@ -109,13 +110,13 @@ def whole_cut_and_otherwise_bucketed(group: dist.ProcessGroup, spec: str, order:
             results.append(flat(model))
             wire.detach()
     finally:
-        regroup.FIRST_NBYTES, regroup.LATER_NBYTES = kept
+        groups.FIRST_NBYTES, groups.LATER_NBYTES = kept
     return results
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (3, 0, 5, 1, 4, 2)], ids=["in order", "crossed"])
 @pytest.mark.parametrize("spec", ["dgc", "dgc:density=0.05,dense_below=0,values=int8", "dgc:density=0.05,values=int4"])
-def test_regrouping_changes_no_bit_with_a_checkpoint_or_other_buckets(
+def test_fixed_buckets_change_no_bit_with_a_checkpoint_or_other_buckets(
     cluster: Any, spec: str, order: tuple[int, ...]
 ) -> None:
     everybody = cluster.run(whole_cut_and_otherwise_bucketed, 2, spec, order)
@@ -153,22 +154,22 @@ class Fused(nn.Module):
         return x
 
 
-def clean(regrouper: regroup.FixedBuckets) -> bool:
+def clean(fixed: FixedBuckets) -> bool:
     """Whether nothing of an earlier pass waits there for the rest of a group."""
-    return not regrouper._seen and not any(regrouper._parts) and not regrouper._open
+    return not any(fixed._parts) and not fixed._open
 
 
 def accumulated_and_broken_off(group: dist.ProcessGroup, cap: float) -> list[Any]:
     """Steps of two micro-batches, one under no_sync; a backward pass that fails half-way; and steps behind it."""
-    kept = regroup.FIRST_NBYTES, regroup.LATER_NBYTES
-    regroup.FIRST_NBYTES, regroup.LATER_NBYTES = 10_000, 35_000  # several groups in a small model
+    kept = groups.FIRST_NBYTES, groups.LATER_NBYTES
+    groups.FIRST_NBYTES, groups.LATER_NBYTES = 10_000, 35_000  # several groups in a small model
     try:
         torch.manual_seed(0)
         model = DDP(Fused(), process_group=group, bucket_cap_mb=cap)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         wire = thinwire.attach(model, optimizer, "dgc:density=0.05,dense_below=0")
-        regrouper, found = wire._fixed_buckets, []
-        assert regrouper is not None
+        fixed, found = wire._plan, []
+        assert isinstance(fixed, FixedBuckets)
 
         def step(number: int) -> None:
             generator = torch.Generator().manual_seed(100 * dist.get_rank(group) + number)
@@ -176,7 +177,7 @@ def accumulated_and_broken_off(group: dist.ProcessGroup, cap: float) -> list[Any
             for sync in (False, True):
                 with contextlib.nullcontext() if sync else model.no_sync():
                     model(torch.randn(8, 64, generator=generator)).square().mean().backward()
-                    assert clean(regrouper), "a pass that ended left something behind"
+                    assert clean(fixed), "a pass that ended left something behind"
             optimizer.step()
 
         for number in range(4):
@@ -186,10 +187,10 @@ def accumulated_and_broken_off(group: dist.ProcessGroup, cap: float) -> list[Any
         with pytest.raises(ArithmeticError):
             model(torch.ones(8, 64)).square().mean().backward()
         Fuse.blows = False
-        found.append(not clean(regrouper))
+        found.append(not clean(fixed))
         model.reducer._reset_state()  # else DDP itself refuses every further step
         x = model(torch.ones(8, 64)).square().mean()
-        assert clean(regrouper), "the pass that was broken off is still there when the next one begins"
+        assert clean(fixed), "the pass that was broken off is still there when the next one begins"
         optimizer.zero_grad()
         x.backward()
         optimizer.step()
@@ -198,10 +199,10 @@ def accumulated_and_broken_off(group: dist.ProcessGroup, cap: float) -> list[Any
         wire.detach()
         return found
     finally:
-        regroup.FIRST_NBYTES, regroup.LATER_NBYTES = kept
+        groups.FIRST_NBYTES, groups.LATER_NBYTES = kept
 
 
-def test_regrouper_leaves_no_pieces_for_the_next_pass(cluster: Any) -> None:
+def test_fixed_buckets_leave_no_pieces_for_the_next_pass(cluster: Any) -> None:
     several, whole = (cluster.run(accumulated_and_broken_off, 2, cap) for cap in (0.04, 25))
     for ranks in (several, whole):
         assert torch.equal(ranks[0][0], ranks[1][0]) and torch.equal(ranks[0][2], ranks[1][2])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -81,21 +79,23 @@ def test_frames_made_in_scratch_memory_are_the_same(density: float, values: str)
             grad[:7000] *= 40  # clustered: some entries do not fit into the frame
         workspace.begin()
         hint = lean.hint(context, CPU)
-        x = memory.compensate(context, grad, hint)[: layout.coded_numel]
+        residual, candidates = memory.compensate(context, grad, (), hint, None)
+        x = residual[: layout.coded_numel]
         chosen = reference.select_scopes(
             x, [0, 70_001, 70_006, 70_906], [max(1, round(density * n)) for n in (70_001, 5, 900)], None
         )[0]
         expected = codec.encode(context, Sparse(chosen, x[chosen], x.numel(), plain.num_entries(context)), tail)
-        payload = lean.compress(context, x, None, 0, hint)
+        payload = lean.compress(context, x, None, 0, candidates)
         assert torch.equal(payload.indices.to(torch.int64), chosen) and payload.indices.dtype == torch.int32
         frame = codec.encode(context, payload, tail, workspace=workspace)
         assert torch.equal(frame, expected)
         entries = workspace.entries(payload.capacity, x.numel(), CPU)
         assert entries is not None
-        read: Any = codec.decode(
+        read = codec.decode(
             context, frame, x.numel(), payload.capacity, 30, CPU, "x", (entries.indices, entries.values)
         )
-        again: Any = codec.decode(context, frame, x.numel(), payload.capacity, 30, CPU, "x")
-        assert torch.equal(read[0].indices.to(torch.int64), again[0].indices)
-        assert torch.equal(read[0].values, again[0].values) and torch.equal(read[1], tail)
-        kernels.subtract_at(x, read[0].indices, read[0].values)
+        again = codec.decode(context, frame, x.numel(), payload.capacity, 30, CPU, "x")
+        assert torch.equal(read.content.indices.to(torch.int64), again.content.indices)
+        assert torch.equal(read.content.values, again.content.values)
+        assert torch.equal(read.tail, tail) and not read.alarm
+        kernels.subtract_at(x, read.content.indices, read.content.values)

@@ -73,11 +73,11 @@ def _cost(
         "decode": lambda: decode(frame),
     }
     seconds: dict[str, list[float]] = {what: [] for what in works}
-    for context in range(repeats + 2):  # by turns: what else the machine does meets all of them alike
+    for turn in range(repeats + 2):  # by turns: what else the machine does meets all of them alike
         for what, work in works.items():
             begin = time.thread_time()
             work()
-            if context >= 2:
+            if turn >= 2:
                 seconds[what].append(time.thread_time() - begin)
     row: dict[str, Any] = {"frame": name, "backend": own, "bytes": frame.numel()}
     for what, times in seconds.items():

@@ -209,14 +209,14 @@ class Fuzzer:
                 try:
                     if weigh:
                         with weight:
-                            payload, tail = target.decode(frame)
+                            payload, tail, alarm = target.decode(frame)
                     elif trace:
                         with self.edges.watching() as seen:
-                            payload, tail = target.decode(frame)
+                            payload, tail, alarm = target.decode(frame)
                     else:
-                        payload, tail = target.decode(frame)
+                        payload, tail, alarm = target.decode(frame)
                     target.use(payload, tail)
-                    outcome = [*_tensors(payload), tail]
+                    outcome = [*_tensors(payload), tail, torch.tensor(alarm)]
                 except FrameError as error:
                     outcome = str(error)
         except Exception:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
+from thinwire.codecs.frame import Decoded
 from thinwire.codecs.indices import INDEX_CODES
 from thinwire.codecs.values import VALUE_CODES
 from thinwire.engine.context import ExchangeContext, Hyper
@@ -27,13 +28,13 @@ class Target:
 
     kind: str
     numel: int
-    decode: Callable[[Tensor], tuple[Any, Tensor]]
+    decode: Callable[[Tensor], Decoded[Any]]
     use: Callable[[Any, Tensor], None]
     seeds: list[bytes]
     features: set[object] = field(default_factory=set)
 
 
-def _turn(numel: int, tail: int) -> ExchangeContext:
+def _context(numel: int, tail: int) -> ExchangeContext:
     return ExchangeContext(Layout.of([("w", 0, numel, True), ("b", 1, tail, False)]), STEP, (Hyper(), Hyper()))
 
 
@@ -43,7 +44,11 @@ def _must(ok: bool, what: str) -> None:
 
 
 def _sparse_target(values: str, indices: str, numel: int, k: int, tail: int) -> Target:
-    codec, context, generator = SparseCodec(values, indices), _turn(numel, tail), torch.Generator().manual_seed(numel)
+    codec, context, generator = (
+        SparseCodec(values, indices),
+        _context(numel, tail),
+        torch.Generator().manual_seed(numel),
+    )
     seeds = []
     for count in {0, k // 2, k}:
         chosen = torch.randint(0, numel, (count,), generator=generator).unique()
@@ -71,7 +76,7 @@ def _sparse_target(values: str, indices: str, numel: int, k: int, tail: int) -> 
 def _other_targets(blocks: kernels.Runs, tail: int, ranks: int) -> Iterator[Target]:
     numel = sum(length * count for length, count in blocks)
     num_blocks = sum(count for _, count in blocks)
-    context, generator = _turn(numel, tail), torch.Generator().manual_seed(numel)
+    context, generator = _context(numel, tail), torch.Generator().manual_seed(numel)
     negative = torch.rand(numel, generator=generator) < 0.5
     trits = torch.randint(-1, 2, (numel,), generator=generator).to(torch.int8)
     levels = torch.randint(-ranks, ranks + 1, (numel,), generator=generator)
@@ -104,9 +109,10 @@ def _other_targets(blocks: kernels.Runs, tail: int, ranks: int) -> Iterator[Targ
     nbytes = level.nbytes(numel, ranks, tail) + 8  # answers of shards are as long as the longest
     summed = [kernels.pack_trits((levels.sign() * (levels.abs() > rank)).to(torch.int8)) for rank in range(ranks)]
 
-    def read_levels(frame: Tensor) -> tuple[Tensor, Tensor]:  # with a scale of N the mean is the sum, exactly
+    def read_levels(frame: Tensor) -> Decoded[Tensor]:  # with a scale of N the mean is the sum, exactly
         part = torch.empty(numel)
-        return part, level.decode_mean(context, frame, ranks, tail, [part], torch.tensor([float(ranks)]), ORIGIN)
+        read = level.decode_mean(context, frame, ranks, tail, [part], torch.tensor([float(ranks)]), ORIGIN)
+        return Decoded(part, read.tail, read.alarm)
 
     given = Ternary.of(trits, scales, blocks)
     for kind, decode, use, seed in (

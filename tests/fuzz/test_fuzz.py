@@ -92,7 +92,8 @@ def test_memory_that_is_not_aligned_never_reaches_a_kernel(monkeypatch: pytest.M
         for shift in range(4):
             memory = np.zeros(good.size + shift, dtype=np.uint8)
             memory[shift:] = good
-            target.use(*target.decode(torch.from_numpy(memory[shift:])))
+            read = target.decode(torch.from_numpy(memory[shift:]))
+            target.use(read.content, read.tail)
             memory[shift] ^= 1
             with pytest.raises(FrameError, match="starts with"):
                 target.decode(torch.from_numpy(memory[shift:]))

@@ -137,17 +137,16 @@ def folder_of(tmp_path: Path, **changed: Any) -> Path:
 def test_run_folder_keeps_methods_in_full_and_resuming_reads_them(tmp_path: Path) -> None:
     kept = json.loads((folder_of(tmp_path) / "config.json").read_text())
     assert kept["methods"] == [thinwire.DGC().in_full, thinwire.Dense().in_full] and kept["specs"] == ["dgc", "dense"]
-    run = folder_of(tmp_path, methods=["dgc:density=0.25,values=fp32", "dense"])  # as if those had been the defaults
-    job, workers = Job.resumed(run, timeout_s=1.0)
-    # Weight decay waited, and every tensor sent the same share, when there was no option for it.
-    assert job.methods[0] == thinwire.DGC(density=0.25, scope="tensor", values="fp32", direct_decay=False).in_full
+    other = thinwire.DGC(density=0.25, values="fp32").in_full  # as if those had been the defaults
+    job, workers = Job.resumed(folder_of(tmp_path, methods=[other, kept["methods"][1]]), timeout_s=1.0)
+    assert job.methods == (other, kept["methods"][1])
     assert job.specs == ("dgc", "dense") and workers == 2
 
 
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        (None, ["older thinwire, which kept 'dgc dense' without the options", "with that version, or train anew"]),
+        (None, ["does not describe a run of this version"]),
         (["dgc"], ["it names 2 methods, and not as many in full"]),
         (["dgc:zeal=1", "dense"], ["method 'dgc' has no option 'zeal'"]),
     ],
@@ -185,14 +184,10 @@ def test_resume_goes_on_with_the_options_the_run_began_with(tmp_path: Path, bega
 OLD = {"blocksign": "blocksign:dense_below=1", "terngrad": "terngrad:dense_below=0"}
 
 
-@pytest.mark.parametrize("unknown", ["", "dense_below=0,"])
-def test_resume_goes_on_with_the_old_defaults_the_run_began_with(tmp_path: Path, unknown: str) -> None:
-    """Also where TernGrad did not know the option when it began."""
+def test_resume_goes_on_with_the_old_defaults_the_run_began_with(tmp_path: Path) -> None:
     job = Job.checked(recipe="digits", specs=list(OLD), epochs=2, seed=0, device="cpu", out=tmp_path)
     then = [thinwire.parse_method(spec).in_full for spec in OLD.values()]  # what such a folder has
-    kept = [method.replace(unknown, "") if method.startswith("terngrad") else method for method in then]
-    config = {**json.loads(json.dumps(job.config)), "workers": 2, "methods": kept}
+    config = {**json.loads(json.dumps(job.config)), "workers": 2, "methods": then}
     (tmp_path / "config.json").write_text(json.dumps(config))
     again, _ = Job.resumed(tmp_path, timeout_s=1.0)
     assert again.specs == tuple(OLD) and list(again.methods) == then
-    assert [thinwire.parse_method(method) for method in again.methods] == list(map(thinwire.parse_method, OLD.values()))

@@ -28,6 +28,7 @@ def begun(folder: Path, **config: Any) -> Path:
     """The folder of a run that was interrupted, as far as a resume reads it before anything starts."""
     fixed = {"recipe": "digits", "specs": ["dgc"], "methods": ["dgc"], "epochs": 3, "seed": 0, "device": "cpu"}
     fixed |= {"data": None, "settings": [], "checkpoint_every": 1, "tensorboard": False, "in_process": False}
+    fixed |= {"cluster": None}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**fixed, "workers": 4, **config}))
     return folder
@@ -45,10 +46,10 @@ def test_links_are_read_back_and_say_their_command() -> None:
     assert shlex.join(emulation.Cluster(4, "0.1gbit").links().command) == shlex.join(THIN.command)
     other = emulation.Cluster(4, "0.1gbit", tcp="reno").links()
     assert shlex.join(other.command) == f"{shlex.join(THIN.command)} --tcp reno" and other.rates == "100mbit, TCP reno"
-    before = {name: value for name, value in THIN.as_dict().items() if name != "tcp"}
-    assert emulation.Links.read(before) == THIN, "described when there was no choice"
-    with pytest.raises(ValueError, match="a cluster is described by"):
-        emulation.Links.read({"hosts": 4})
+    whole = THIN.as_dict()
+    for described in ({"hosts": 4}, {name: whole[name] for name in whole if name != "tcp"}, {**whole, "mtu": 9000}):
+        with pytest.raises(ValueError, match="a cluster is described by"):
+            emulation.Links.read(described)
 
 
 @pytest.mark.parametrize("began_on", [THIN, None])
@@ -79,15 +80,19 @@ def test_resume_refuses_loopback_for_a_run_of_a_cluster(tmp_path: Path, capsys: 
     assert "began on 'thinwire cluster --hosts 4 --rate 100mbit', and this is no emulated" in capsys.readouterr().err
 
 
-def test_resume_of_a_folder_that_names_no_network_goes_on_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("began_on", [THIN, None])
+def test_resume_goes_on_on_the_same_network(
+    began_on: emulation.Links | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """They get as far as the check of the number of workers, which comes after."""
-    begun(tmp_path / "run")
-    for value in ("", json.dumps(THIN.as_dict())):
-        monkeypatch.setenv(emulation.Links.VARIABLE, value)
-        assert cli.run(["train", "--resume", str(tmp_path / "run"), "--workers", "3"]) == 2
-        assert "has 4 workers, and they can only go on as 4" in capsys.readouterr().err
+    """It gets as far as the check of the number of workers, which comes after."""
+    described = began_on.as_dict() if began_on else None
+    begun(tmp_path / "run", cluster=described)
+    monkeypatch.setenv(emulation.Links.VARIABLE, json.dumps(described) if described else "")
+    assert cli.run(["train", "--resume", str(tmp_path / "run"), "--workers", "3"]) == 2
+    assert "has 4 workers, and they can only go on as 4" in capsys.readouterr().err
 
 
 @needs_hosts

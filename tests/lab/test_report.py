@@ -61,19 +61,14 @@ def test_report_lets_no_data_become_markup_or_code(tmp_path: Path) -> None:
     assert "<img" not in text and text.count("<!--") == 0
 
 
-def test_report_reads_folders_without_kinds_and_environment(tmp_path: Path) -> None:
+def test_report_reads_folders_without_environment_and_metric(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", ["dense"], steps=False)
     config = json.loads((folder / "config.json").read_text())
     del config["environment"], config["metric"], config["device"]
     (folder / "config.json").write_text(json.dumps(config))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    with (folder / "metrics.jsonl").open("w") as file:
-        for line in lines:
-            del line["kind"]
-            file.write(json.dumps(line) + "\n")
     _, data = make(tmp_path, folder)
     assert len(data["sections"][0]["series"][0]["epochs"]["step"]) == 8
-    assert data["sections"][0]["metric"]["name"] == "accuracy" and data["sources"][0]["commit"] == ""
+    assert data["sections"][0]["metric"]["name"] == "metric" and data["sources"][0]["commit"] == ""
 
 
 def test_report_shows_a_run_that_is_going_on_as_far_as_it_is(tmp_path: Path) -> None:
@@ -186,6 +181,9 @@ def test_report_puts_measured_points_on_the_advice_they_belong_to(tmp_path: Path
     assert len(data["scaling"]) == 2
 
 
+EPOCH = '"kind": "epoch"'
+
+
 @pytest.mark.parametrize("name, content, sentence", [
     ("a.json", "{", "is not JSON"),
     ("train.py", "import torch", r"is not JSON; a report is made from run folders \(thinwire train --out DIR\)"),
@@ -201,10 +199,12 @@ def test_report_puts_measured_points_on_the_advice_they_belong_to(tmp_path: Path
     ("run/config.json", "{}", None),
     ("run/metrics.jsonl", "nonsense\n{}\n", "line 1 of .* is not JSON"),
     ("run/metrics.jsonl", "[]\n", "line 1 of .* must be a JSON object"),
-    ("run/metrics.jsonl", '{"spec": "dense", "step": true}\n', "step in line 1 of .* number, not true or false"),
-    ("run/metrics.jsonl", '{"spec": "dense", "loss": 1}\n', "line 1 of .* has no step"),
-    ("run/metrics.jsonl", '{"step": 1}\n', "spec in line 1 of .* must be a string, not nothing"),
-    ("run/metrics.jsonl", '{"spec": "dense", "step": 1, "breakdown": 3}\n', "breakdown in line 1"),
+    ("run/metrics.jsonl", f'{{{EPOCH}, "spec": "dense", "step": true}}\n', "step in line 1 of .* number, not true or"),
+    ("run/metrics.jsonl", f'{{{EPOCH}, "spec": "dense", "loss": 1}}\n', "line 1 of .* has no step"),
+    ("run/metrics.jsonl", f'{{{EPOCH}, "step": 1}}\n', "spec in line 1 of .* must be a string, not nothing"),
+    ("run/metrics.jsonl", f'{{{EPOCH}, "spec": "dense", "step": 1, "breakdown": 3}}\n', "breakdown in line 1"),
+    ("run/metrics.jsonl", '{"spec": "dense", "step": 1}\n', "kind in line 1 of .* must be a string, not nothing"),
+    ("run/metrics.jsonl", '{"kind": "year"}\n', "kind in line 1 of .* must be epoch or steps, not 'year'"),
     ("run/summary.json", '{"runs": {}}', "runs in .* must be a JSON list, not an object"),
     ("run/summary.json", '{"runs": [{"spec": "dense", "seconds": "long"}]}', "seconds in .* number, not text"),
 ])  # fmt: skip

@@ -19,7 +19,10 @@ from thinwire.lab.emulation import Links
 from thinwire.lab.recipes import RECIPES
 from thinwire.lab.recipes.base import MissingData
 from thinwire.lab.recipes.sharing import check_share
+<<<<<<< HEAD
 from thinwire.methods.spec import without_idle_masking
+=======
+>>>>>>> a37544c (On adapt2: snapshot adapt2)
 
 DEVICES = ("auto", "cpu", "cuda")
 AUTO = "; auto is for thinwire.attach, and thinwire advise recommends one of these"
@@ -122,18 +125,17 @@ class Job:
             raise Complaint(f"the run in '{folder}' is finished; there is nothing to resume.")
         if isinstance(config, dict) and config.get("in_process"):
             raise Complaint(f"'{folder}' cannot be resumed: a run with --in-process keeps no checkpoints.")
-        own = {field.name for field in dataclasses.fields(cls)} - {"out", "resume", "timeout_s", "cluster"}
-        if not isinstance(config, dict) or not own | {"workers"} <= {*config, "methods"}:
+        own = {field.name for field in dataclasses.fields(cls)} - {"out", "resume", "timeout_s"}
+        if not isinstance(config, dict) or not own | {"workers"} <= {*config}:
             raise Complaint(f"'{folder}' cannot be resumed: '{path}' does not describe a run of this version.")
-        config["methods"] = _methods_then(config, folder)
-        cluster = _same_network(config, folder)
+        config["methods"], config["cluster"] = _methods(config, folder), _same_network(config, folder)
         kept: dict[str, Any] = {name: tuple(v) if isinstance(v := config[name], list) else v for name in own}
         if kept["recipe"] not in RECIPES:
             raise Complaint(unknown("recipe", kept["recipe"], RECIPES, f" in '{path}'"))
         if kept["tensorboard"]:
             check_tensorboard()
         resolved_device(kept["device"])
-        job = cls(**kept, out=str(folder.absolute()), resume=True, timeout_s=timeout_s, cluster=cluster)
+        job = cls(**kept, out=str(folder.absolute()), resume=True, timeout_s=timeout_s)
         return job, int(config["workers"])
 
     @property
@@ -153,13 +155,8 @@ def _typed(folder: Path, cluster: Links | None) -> str:
 
 
 def _same_network(config: dict[str, Any], folder: Path) -> Links | None:
-    """The network here, which is the one that the run began on, or a Complaint: its curve would be of two networks.
-
-    Folders of versions that did not record it go on anywhere, as they did then.
-    """
+    """The network here, which is the one that the run began on, or a Complaint: its curve would be of two networks."""
     here = Links.here()
-    if "cluster" not in config:
-        return here
     try:
         begun = None if config["cluster"] is None else Links.read(config["cluster"])
     except ValueError as error:
@@ -173,22 +170,13 @@ def _same_network(config: dict[str, Any], folder: Path) -> Links | None:
     return begun
 
 
-def _methods_then(config: dict[str, Any], folder: Path) -> list[str]:
-    """The run's methods in full, as they were when it began; refuses what cannot be known for certain, or is not known
-    here."""
-    specs, methods = config["specs"], config.get("methods")
-    if methods is None:
-        named = " ".join(map(str, specs))
-        raise Complaint(
-            f"'{folder}' cannot be resumed: it was begun by an older thinwire, which kept '{named}' without the "
-            "options that were not given, and their defaults have changed since; finish it with that version, "
-            "or train anew with another --out."
-        )
+def _methods(config: dict[str, Any], folder: Path) -> list[str]:
+    """The run's methods in full, as they were when it began, or a Complaint about what is not known here."""
+    specs, methods = config["specs"], config["methods"]
     try:
         if not isinstance(methods, list) or len(methods) != len(specs):
             raise ValueError(f"it names {len(specs)} methods, and not as many in full")
-        texts = [without_idle_masking(str(method)) for method in methods]
-        return [peers.parse(text).in_full_now(text) for text in texts]
+        return [peers.parse(str(method)).in_full for method in methods]
     except ValueError as error:
         raise Complaint(f"'{folder}' cannot be resumed: {error}.") from error
 

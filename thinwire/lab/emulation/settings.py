@@ -130,11 +130,10 @@ class Links:
     def read(cls, value: Any) -> Links:
         """From what `as_dict` gave, or a ValueError."""
         names = {field.name for field in dataclasses.fields(cls)}
-        came_later = {"tcp"}  # runs from before do not name it, and go on as they did
-        whole = isinstance(value, Mapping) and names - came_later <= set(value) <= names
+        whole = isinstance(value, Mapping) and set(value) == names
         if not whole or not isinstance(value["slow"], (list, tuple)):
             raise ValueError(f"a cluster is described by {', '.join(sorted(names))}")
-        return cls(**{**value, "slow": tuple(value["slow"]), "tcp": check_tcp(str(value.get("tcp", CUBIC)))})
+        return cls(**{**value, "slow": tuple(value["slow"]), "tcp": check_tcp(str(value["tcp"]))})
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -54,8 +54,6 @@ def _section(recipe: str, runs: list[Run]) -> dict[str, Any]:
             series += [_series(f"{label} [{name}]", spec, setting, [run]) for name, run in _named(same)]
     _compare_with_dense(series)
     metric: dict[str, Any] = next((run.config["metric"] for run in runs if run.config.get("metric")), {})
-    if not metric and recipe == "digits":  # folders of version 0.1 do not name it
-        metric = {"name": "accuracy", "unit": "%", "difference_unit": "points"}
     return {
         "recipe": recipe,
         "setting": next(iter(settings)) if len(settings) == 1 else "",
@@ -226,10 +224,7 @@ def _run_source(run: Run) -> dict[str, Any]:
 
 
 def _command(config: dict[str, Any]) -> dict[str, Any]:
-    """The command as recorded, or put together from what config.json holds."""
-    recorded = config.get("command") or (config.get("environment") or {}).get("command")
-    if recorded:
-        return {"command": shlex.join(map(str, recorded)) if isinstance(recorded, list) else str(recorded)}
+    """The command, put together from what config.json holds."""
     specs = config.get("specs", [])
     cluster = _cluster(config)
     words = [*cluster.command, "--"] if cluster else []
@@ -246,7 +241,7 @@ def _command(config: dict[str, Any]) -> dict[str, Any]:
 
 def _origin(facts: dict[str, Any]) -> dict[str, Any]:
     """commit, hardware and date by name; whatever else is known, as pairs."""
-    words = {key: _words(value) for key, value in facts.items() if key != "command"}
+    words = {key: _words(value) for key, value in facts.items()}
     named = {key: words.pop(key, "") for key in ("commit", "hardware", "date")}
     named["date"] = re.sub(r"(\d)T(\d\d:\d\d):\d\d\+00:00", r"\1 \2 UTC", named["date"])
     return {**named, "facts": {key: value for key, value in words.items() if value}}
@@ -269,12 +264,11 @@ def _file_source(name: str, command: str, rows: list[dict[str, Any]]) -> dict[st
         key: list(dict.fromkeys(str(row[key]) for row in rows if row.get(key)))
         for key in ("commit", "hardware", "date")
     }
-    recorded = rows[0].get("command") if rows else None
     return {
         "name": name,
         "what": "measured" if command.endswith("cluster") else "predicted",
         "status": "",
         "missing": [],
-        "command": str(recorded or command),
+        "command": command,
         **_origin(facts),
     }

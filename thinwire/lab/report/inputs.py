@@ -115,8 +115,6 @@ def _read_run(path: Path) -> Run:
         for row in _list(summary.get("runs"), f"runs in {where}"):
             row = _dict(row, f"a run in {where}")
             run.outcomes[_spec(row, where)] = _numbers(row, OUTCOME_NUMBERS, where) | _phases(row, where)
-        if not config.get("metric") and summary.get("metric"):
-            config["metric"] = _dict(summary["metric"], f"metric in {where}")
         run.finished = True
     if not (run.epochs or run.steps or run.outcomes):
         raise ValueError(f"'{path}' has no numbers yet: metrics.jsonl is missing or empty")
@@ -140,9 +138,9 @@ def _read_metrics(path: Path, run: Run) -> None:
                 break
             raise ValueError(f"{where} is not JSON") from error
         row = _dict(row, where)
-        kind = row.get("kind", "epoch")
+        kind = _spec(row, where, "kind")
         if kind not in ("epoch", "steps"):
-            continue  # a later version's
+            raise ValueError(f"kind in {where} must be epoch or steps, not {kind!r}")
         names = EPOCH_NUMBERS if kind == "epoch" else STEP_NUMBERS
         point = _numbers(row, names, where) | _phases(row, where)
         step = point["step"]
@@ -207,7 +205,7 @@ def _measurement(row: dict[str, Any], where: str) -> dict[str, Any]:
         "method": _spec(row, where, "method"),
         **_numbers(row, (*names, "predicted_ms"), where),
         **{key: str(row.get(key) or "") for key in ("model", "rate", "commit", "hardware", "date")},
-        "breakdown_ms": _phases(row, where, "", "breakdown_ms") or _phases(row, where, "_ms", "breakdown_ms"),
+        "breakdown_ms": _phases(row, where, "", "breakdown_ms"),
     }
 
 

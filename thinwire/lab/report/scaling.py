@@ -92,7 +92,7 @@ def _curves(points: list[tuple[str, float | None, float | None]]) -> list[dict[s
 
 def _point(row: dict[str, Any]) -> dict[str, Any]:
     point = {key: row[key] for key in row if key.startswith("step_ms")}
-    given = {name.removesuffix("_ms"): value for name, value in row["breakdown_ms"].items()}
+    given = row["breakdown_ms"]
     breakdown = {phase: given.get(phase, 0.0) for phase in PHASES} if given else {}
     names = ("method", "hosts", "samples_per_s", "share_of_noop", "bytes_per_step", "predicted_ms")
     return {**{name: row[name] for name in names}, **point, "breakdown_ms": breakdown}

@@ -19,10 +19,6 @@ from thinwire.lab.emulation import Links
 from thinwire.lab.recipes import RECIPES
 from thinwire.lab.recipes.base import MissingData
 from thinwire.lab.recipes.sharing import check_share
-<<<<<<< HEAD
-from thinwire.methods.spec import without_idle_masking
-=======
->>>>>>> a37544c (On adapt2: snapshot adapt2)
 
 DEVICES = ("auto", "cpu", "cuda")
 AUTO = "; auto is for thinwire.attach, and thinwire advise recommends one of these"

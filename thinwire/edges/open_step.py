@@ -62,8 +62,8 @@ class Share:
 class OpenStep:
     """What was exchanged since the optimizer's last step, and what of it lies in .grad.
 
-    ``before_accumulation`` and ``held`` run in the backward pass; ``enter``, ``weight`` and ``wrote`` in the thread that
-    exchanges. ``keeps`` says whether copies can be made at all.
+    ``before_accumulation`` and ``held`` run in the backward pass; ``enter``, ``weight`` and ``wrote`` in the thread
+    that exchanges. ``keeps`` says whether copies can be made at all.
     """
 
     def __init__(self, parameters: Sequence[Tensor], logs: bool = True) -> None:

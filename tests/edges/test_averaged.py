@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+import workers
 from cluster import Cluster
 from workers import Run, Training, close, digest, flat, sentence_of
 
@@ -31,7 +32,7 @@ def averages_for_a_block(group: dist.ProcessGroup) -> None:
     sent = wire.stats.bytes_sent
     with pytest.warns(RuntimeWarning, match=r"wire\.averaged\(\)") as told:
         evaluate(training)
-    assert told[0].filename == __file__, "a line of the caller's, and none of torch's"
+    assert told[0].filename == workers.__file__, "the line that calls the model, and none of torch's"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         evaluate(training)  # said once

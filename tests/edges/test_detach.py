@@ -132,6 +132,7 @@ def old_and_new_wire(group: dist.ProcessGroup) -> None:
     old.detach()
     training.happen("attach", thinwire.BlockSign(dense_below=1))
     assert old.detach() == {}
+    old.abandon()
     training.step(1)
     assert training.wire.stats.steps == 1 and old.stats.steps == 1
     training.wire.detach()
@@ -147,7 +148,7 @@ def failed_exchange(group: dist.ProcessGroup) -> bool:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     wire = thinwire.attach(model, optimizer, "dgc")
     if dist.get_rank(group) == 0:
-        wire._exchange = _fail  # type: ignore[method-assign]
+        wire.reducer.exchange = _fail  # type: ignore[method-assign]
         with pytest.raises(OSError):
             model(torch.ones(2, 4)).sum().backward()
         assert wire.detach() == {}
@@ -157,7 +158,7 @@ def failed_exchange(group: dist.ProcessGroup) -> bool:
     return True
 
 
-def _fail(*_: Any) -> None:
+def _fail(*_: Any, **__: Any) -> None:
     raise OSError("for this test")
 
 

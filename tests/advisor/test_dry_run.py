@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -21,3 +24,18 @@ def test_dry_run_times_every_exchange_of_every_method_in_a_pretended_group(spec:
         assert [run.seconds(lambda: next(ticks)) for _ in range(2)] == [2, 2], "each exchange is timed, in every step"  # noqa: B023
     with pytest.raises(ValueError, match="power of two"):
         DryRun(thinwire.parse_method(spec), [ROWS], 3, True, torch.device("cpu"))
+
+
+def test_dry_run_that_is_closed_frees_its_model_at_once() -> None:
+    """The next method's weights, momentum and residuals find room where the last one's were."""
+    for first in (True, False):  # the first use of an optimizer imports much of torch
+        gc.disable()
+        try:
+            run = DryRun(thinwire.parse_method("dgc"), [ROWS[:2], ROWS[2:]], 2, True, torch.device("cpu"))
+            run.seconds()
+            kept = weakref.ref(run._reducer)
+            run.close()
+            del run
+            assert first or kept() is None
+        finally:
+            gc.enable()

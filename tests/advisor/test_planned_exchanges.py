@@ -16,7 +16,7 @@ from thinwire.advisor.cost import Bucket, ExchangeCost, Workload, bucket_layouts
 from thinwire.advisor.cost.plans import exchanged_rows
 from thinwire.advisor.link import Link
 from thinwire.advisor.profile import buckets_of, exchanges_of, measure_exchange
-from thinwire.edges import fixed_buckets as regroup
+from thinwire.engine import fixed_groups as grouping
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -80,11 +80,11 @@ def test_rehearsal_of_cut_tensors_keeps_the_exchanges(monkeypatch: pytest.Monkey
     method, seen = thinwire.parse_method("dgc"), []
 
     class Seen(profile.ExchangeBenchmark):
-        def __init__(self, method: Any, layouts: Any, *rest: Any) -> None:
-            seen.append([tuple(sorted(s.ordinal for s in layout.segments)) for layout in layouts])
-            super().__init__(method, layouts, *rest)
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            seen.append([tuple(sorted(s.ordinal for s in layout.segments)) for layout in self.layouts])
 
-    monkeypatch.setattr(profile, "Rehearsal", Seen)
+    monkeypatch.setattr(profile, "ExchangeBenchmark", Seen)
     rows = tuple((f"t{i}", i, torch.Size([64, 8192])) for i in range(4))  # 2 MiB each
     work = Workload(1.0, (Bucket(0.5, rows[2:]), Bucket(0.9, rows[:2])))
     assert [ordinals(one) for one in exchanges_of(method, work)] == [(3,), (0, 1, 2)]
@@ -99,8 +99,8 @@ def test_rehearsal_of_cut_tensors_keeps_the_exchanges(monkeypatch: pytest.Monkey
 
 def planned_and_exchanged(group: dist.ProcessGroup) -> tuple[list[Any], list[Any]]:
     """What the cost model says that exchanges of a step carry, and what a wire really exchanges."""
-    kept = regroup.FIRST_NBYTES, regroup.LATER_NBYTES
-    regroup.FIRST_NBYTES, regroup.LATER_NBYTES = 10_000, 35_000  # several groups in a small model
+    kept = grouping.FIRST_NBYTES, grouping.LATER_NBYTES
+    grouping.FIRST_NBYTES, grouping.LATER_NBYTES = 10_000, 35_000  # several groups in a small model
     try:
         torch.manual_seed(0)
         model = DDP(Crossed((3, 0, 5, 1, 4, 2)), process_group=group, bucket_cap_mb=0.03)
@@ -109,14 +109,20 @@ def planned_and_exchanged(group: dist.ProcessGroup) -> tuple[list[Any], list[Any
         work = Workload(1.0, tuple(buckets_of(parameters, {name: float(-i) for i, name in enumerate(parameters)})))
         planned = [tuple(sorted(ordinals(rows))) for rows in exchanges_of(thinwire.DGC(), work)]
         wire = thinwire.attach(model, optimizer, "dgc")
+        exchange, exchanged = wire.reducer.exchange, set()
+
+        def noting(gradients: Any, *rest: Any, **options: Any) -> None:
+            exchanged.add(tuple(sorted(gradients)))
+            exchange(gradients, *rest, **options)
+
+        wire.reducer.exchange = noting  # type: ignore[method-assign]
         for _ in range(3):
             model(torch.ones(4, 64)).square().mean().backward()
         wire.stats  # noqa: B018  # all exchanges are done
-        exchanged = [tuple(sorted(places)) for places in wire._layouts]
         wire.detach()
-        return planned, exchanged
+        return planned, list(exchanged)
     finally:
-        regroup.FIRST_NBYTES, regroup.LATER_NBYTES = kept
+        grouping.FIRST_NBYTES, grouping.LATER_NBYTES = kept
 
 
 def test_planned_exchanges_are_those_that_happen(cluster: Any) -> None:

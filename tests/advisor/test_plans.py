@@ -31,7 +31,7 @@ def sent(net: ThreadNet, spec: str, *buckets: Any) -> int:
         hypers = (Hyper(0.1, 0.9),) * len(layout.segments)
         weights = tuple(torch.zeros(segment.numel) for segment in layout.segments)
         gradient = torch.cat([noise((segment.numel,), net.rank, 0, segment.name) for segment in layout.segments])
-        aggregator.mean(ExchangeContext(layout, 0, hypers, weights), gradient)
+        aggregator.reduce(ExchangeContext(layout, 0, hypers, weights), layout.split(gradient))
     return max(net.traffic.sent, net.traffic.received)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -223,10 +224,11 @@ def codec_here(method: Method, params: int, optimizer_is_sgd: bool = True) -> Ex
     are asked about.
     """
     sample, threads = Workload.of_size(min(params, SAMPLE), 1.0), torch.get_num_threads()
+    known = _with_patterns_of(method, [name for bucket in sample.buckets for name, _, _ in bucket.rows])
     torch.set_num_threads(1)
     try:
         cost = measure_codec(
-            DryNet(1), method, exchanges_of(method, sample), (8, 32), optimizer_is_sgd, torch.device("cpu"),
+            DryNet(1), known, exchanges_of(known, sample), (8, 32), optimizer_is_sgd, torch.device("cpu"),
             typical=min, clock=time.process_time,
         )  # fmt: skip
     finally:
@@ -234,6 +236,13 @@ def codec_here(method: Method, params: int, optimizer_is_sgd: bool = True) -> Ex
     longer = params / sample.numel
     more = longer if frames_grow(method) else _exchanges(params) / len(sample.buckets)
     return ExchangeCost(cost.fixed_s * longer, cost.per_frame_s * more)
+
+
+def _with_patterns_of(method: Method, names: Sequence[str]) -> Method:
+    """The method without those names to exclude that are none of these: a sample's tensors are not the user's."""
+    patterns: tuple[str, ...] = getattr(method, "exclude", ())
+    met = tuple(pattern for pattern in patterns if any(fnmatchcase(name, pattern) for name in names))
+    return method if met == patterns else replace(method, exclude=met)  # type: ignore[call-arg]
 
 
 def _exchanges(params: int) -> int:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.collectives.shards import WHOLE_BELOW
-from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
-from thinwire.engine.protocols import Aggregator
 from thinwire.methods import Method
 from thinwire.methods.base import Rows
+from thinwire.reducer import Reducer
 from thinwire.transport import Net, OverlapWith, Traffic
 
+CPU = torch.device("cpu")
 NOISE = 2**18  # random numbers that are enough to repeat: drawing a whole model's takes longer than exchanging it
 STRIDE = 7919  # how far along in them the next step begins
-HYPER = Hyper(lr=0.1, momentum=0.9, weight_decay=5e-4)
+SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 
 
 class DryNet:
     """Rank 0 of a group of any size in which everybody else does exactly what this rank does, and no byte moves."""
 
-    def __init__(self, size: int) -> None:
-        self.rank, self.size, self.traffic, self.stage = 0, size, Traffic(), ""
+    def __init__(self, size: int, device: torch.device = CPU) -> None:
+        self.rank, self.size, self.device, self.traffic, self.stage = 0, size, device, Traffic(), ""
 
     def to_wire(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -63,23 +64,26 @@ class DryNet:
         return
 
 
-def even_layouts(method: Method, exchanges: Sequence[Rows], size: int) -> list[Layout]:
-    """The layouts of a step with every tensor made a little larger, so that all ranks serve shards of equal length."""
+def even_rows(method: Method, exchanges: Sequence[Rows], size: int) -> list[Rows]:
+    """A step's exchanges with every tensor made a little larger, so that all ranks serve shards of equal length.
 
-    def entry(name: str, ordinal: int, shape: torch.Size) -> tuple[str, int, int, bool]:
+    What is compressed stays so: a vector never is where a matrix of any size may be.
+    """
+
+    def row(name: str, ordinal: int, shape: torch.Size) -> tuple[str, int, torch.Size]:
         coded = method.is_coded(name, shape)
         least = max(shape.numel(), WHOLE_BELOW) if coded else shape.numel()
-        return name, ordinal, -(-least // size) * size, coded
+        numel = -(-least // size) * size
+        return name, ordinal, torch.Size([1, numel] if coded else [numel])
 
-    entries = [[entry(*row) for row in rows] for rows in exchanges]
-    coded_sizes = [numel for rows in entries for _, _, numel, coded in rows if coded]
-    return [Layout.of(rows, coded_sizes) for rows in entries]
+    return [[row(*one) for one in rows] for rows in exchanges]
 
 
 class ExchangeBenchmark:
     """One method's exchanges of a step on gradients of random numbers, over any net, without a training step.
 
     Bucket by bucket, as in a step: how large the buffers are decides what the caches and the allocator make of them.
+    Weights, momentum and residuals are as large as the model until ``close``.
     """
 
     def __init__(self, method: Method, layouts: Sequence[Layout], net: Net, sgd: bool, device: torch.device) -> None:
@@ -97,18 +101,24 @@ class ExchangeBenchmark:
         """What one step's exchanges take on this clock; over a real net a collective call."""
         # Not the same numbers at every step, but ones of the same size, as a method's carried thresholds expect.
         first, taken_s = self._step * STRIDE % NOISE, 0.0
-        for layout, weights in zip(self.layouts, self._weights, strict=True):
+        for layout in self.layouts:
             # Written right before, to memory that is there: so backward leaves a bucket, too.
             parts = layout.split(self._bucket[: layout.numel].copy_(self._noise[first : first + layout.numel]))
-            context = ExchangeContext(layout, self._step, (HYPER,) * len(layout.segments), layout.split(weights))
+            ordinals = [segment.ordinal for segment in layout.segments]
+            weights = [self._reducer.parameters[segment.name] for segment in layout.segments]
+            gradients = dict(zip(ordinals, parts, strict=True))
+            hypers = dict(zip(ordinals, self._reducer.view.hypers(weights), strict=True))
             self._wait()
             start = clock()
-            with torch.no_grad():
-                self._aggregator.reduce(context, parts)
+            self._reducer.exchange(gradients, hypers, self._step)
             self._wait()
             taken_s += clock() - start
         self._step += 1
         return taken_s
+
+    def close(self) -> None:
+        """Let go of all that was kept; nothing is communicated."""
+        self._reducer.abandon()
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -121,4 +131,4 @@ class DryRun(ExchangeBenchmark):
     def __init__(self, method: Method, exchanges: Sequence[Rows], size: int, sgd: bool, device: torch.device) -> None:
         if size & (size - 1):
             raise ValueError(f"a dry run needs a power of two of ranks, not {size}")
-        super().__init__(method, even_layouts(method, exchanges, size), DryNet(size), sgd, device)
+        super().__init__(method, even_rows(method, exchanges, size), DryNet(size, device), sgd, device)

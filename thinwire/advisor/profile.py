@@ -232,8 +232,8 @@ def measure_exchange(
     whole = exchanges_of(method, work)
     planned_s = _plan(method, layouts_of(method, whole), net.size).seconds(link)
     share = min(1.0, longest_s / max(1e-9, planned_s))
-    layouts = layouts_of(method, [cut(rows, share, dense_below(method)) for rows in whole])
-    run = ExchangeBenchmark(method, layouts, net, optimizer_is_sgd, device)
+    rows = [cut(one, share, dense_below(method)) for one in whole]
+    run = ExchangeBenchmark(method, rows, net, optimizer_is_sgd, device)
     computed: list[float] = []
     on_wire: list[float] = []
     untimed, timed = UNTIMED, repeats
@@ -250,6 +250,8 @@ def measure_exchange(
         else:
             computed.append(computing)
             on_wire.append(slowest - computing)
+    run.close()
+    layouts = run.layouts
     del run
     rehearsed_s = _plan(method, layouts, net.size).seconds(link)
     factor = statistics.median(on_wire) / rehearsed_s if rehearsed_s > 0 else 1.0
@@ -326,6 +328,7 @@ def measure_codec(
                 taken.append(_mean(net, seconds))
         frames = plan_exchange(method, run.layouts[0], size).frames
         points.append((frames, typical(taken)))
+        run.close()
         del run
     (first, first_s), (last, last_s) = points[0], points[-1]
     per_frame_s = max(0.0, (last_s - first_s) / (last - first)) if last > first else 0.0

@@ -143,7 +143,8 @@ class Reducer:
         self.progress = Progress()
         self.skipper = StepSkipper(scaler) if skips else None
         health = Guard(guard, guard_every) if guard is not None else None
-        self.monitors = Monitors(self.nets, health, check_replicas_every, lambda: self.parameters)
+        replicas = self.parameters  # a function that knew the reducer would keep it alive
+        self.monitors = Monitors(self.nets, health, check_replicas_every, lambda: replicas)
         self.running = RunningMethod(chosen, self.parameters, self.nets, view.is_sgd)
         self.worker = Worker(self.nets.compute_device, self.nets.report)
         self.stepped: Callable[[], None] = lambda: None  # called after every step of the optimizer that counts

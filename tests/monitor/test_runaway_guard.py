@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import Run, Training, noise, own_part
 
 import thinwire
+from thinwire.engine.norms import Norms
 from thinwire.monitor.health import Guard
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -152,11 +153,9 @@ def test_guard_takes_neither_spikes_nor_convergence_for_a_runaway() -> None:
         def watch(net: ThreadNet) -> list[int]:
             guard, found = Guard("warn", 1), []
             for step, (g, e) in enumerate(zip(gradients, residuals, strict=True)):
-                probe = Probe(step)
-                probe.gradient([torch.tensor([g])])
-                probe.wanted(torch.tensor([e * 1.1]))
-                probe.left(torch.tensor([e]))
-                guard.conclude(probe, net, None)
+                norms = Norms.nothing().of_gradients([torch.tensor([g])])
+                norms = norms.of_wanted(torch.tensor([e * 1.1])).of_left(torch.tensor([e]))
+                guard.conclude(step, norms, net, None)
                 found.append(guard.runaways)
             return found
 

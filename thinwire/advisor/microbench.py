@@ -86,14 +86,21 @@ class ExchangeBenchmark:
     Weights, momentum and residuals are as large as the model until ``close``.
     """
 
-    def __init__(self, method: Method, layouts: Sequence[Layout], net: Net, sgd: bool, device: torch.device) -> None:
-        self.layouts = list(layouts)
-        self._aggregator: Aggregator = method.aggregator(net, sgd)
+    def __init__(self, method: Method, exchanges: Sequence[Rows], net: Net, sgd: bool, device: torch.device) -> None:
+        rows = sorted((row for rows in exchanges for row in rows), key=lambda row: row[1])
+        weights = {name: torch.zeros(shape, dtype=torch.float32, device=device) for name, _, shape in rows}
+        # Without SGD there is nothing to take over; a method that insists on it is timed with it.
+        takes_sgd = sgd or method.takes_momentum(False)
+        optimizer = torch.optim.SGD(weights.values(), **SGD) if takes_sgd else torch.optim.AdamW(weights.values())
+        self._reducer = Reducer(weights, method, net, optimizer)
+        places = {name: place for place, name in enumerate(weights)}
+        self.layouts: list[Layout] = [
+            self._reducer.running.layout(tuple(sorted(places[name] for name, _, _ in rows))) for rows in exchanges
+        ]
         generator = torch.Generator().manual_seed(net.rank)
         noise = torch.randn(NOISE, generator=generator, dtype=torch.float32).to(device)
         longest = max(layout.numel for layout in self.layouts)
         self._noise = noise.repeat(1 + -(-longest // NOISE))  # (longest or more, + NOISE,)
-        self._weights = [torch.zeros(layout.numel, dtype=torch.float32, device=device) for layout in self.layouts]
         self._bucket = torch.empty(longest, dtype=torch.float32, device=device)
         self._device, self._step = device, 0
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from thinwire.advisor.microbench import DryNet
 from thinwire.engine.layout import memory_flat
-from thinwire.kernels import clipped_scalers
 from thinwire.lab.recipes.events import Histogram, Histograms
 from thinwire.methods import Method
 from thinwire.transport import Net

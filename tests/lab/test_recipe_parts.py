@@ -210,26 +210,3 @@ def test_histograms_of_a_model_without_ternary_tensors() -> None:
         return set(found.by_tag) if found is not None else set()
 
     assert ThreadWorld(2).run(work) == [{"weight/original", "weight/averaged"}, set()]
-
-
-def test_histograms_show_the_ternary_values_that_were_sent() -> None:
-    """With one worker those are the mean."""
-
-    def work(net: ThreadNet) -> None:
-        module, method = nn.Linear(64, 40), thinwire.TernGrad(exclude=("bias",), seed=3)
-        reducer = thinwire.Reducer(module.named_parameters(), method, net)
-        seen = set()
-        for step in range(3):  # the random numbers are those of the step
-            tap = GradientTap(module)
-            module.zero_grad()
-            module(torch.linspace(-1, 1, 128).view(2, 64)).square().sum().backward()
-            tap.close()
-            reducer.reduce({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
-            found = histograms("terngrad", method, module, tap, step, net)
-            assert found is not None
-            ternary = found.by_tag["weight/ternary"]
-            assert ternary == found.by_tag["weight/averaged"] and sum(count > 0 for count in ternary.counts) == 3
-            seen.add(ternary.total)
-        assert len(seen) == 3
-
-    ThreadWorld(1).run(work)

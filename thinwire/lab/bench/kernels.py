@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.advisor.microbench import DryNet, ExchangeBenchmark, even_layouts
+from thinwire.advisor.microbench import DryNet, ExchangeBenchmark, even_rows
 from thinwire.lab.bench.rows import Row, commit, hardware, measure, percentiles, today
 from thinwire.methods import DGC, BlockSign, GTopK, Method, TernGrad
 from thinwire.transport import OverlapWith
@@ -37,7 +37,7 @@ class Stopwatch(DryNet):
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        super().__init__(size)
+        super().__init__(size, device)
         self._device = device
         self._marks: list[float] = []
 
@@ -77,8 +77,8 @@ class Stopwatch(DryNet):
 def exchange_seconds(method: Method, numel: int, device: torch.device, repeats: int) -> tuple[list[float], list[float]]:
     """Seconds to the frame, and from the frames on, of exchanges of one tensor; the engine is used here alone."""
     net = Stopwatch(RANKS, device)
-    layouts = even_layouts(method, [[("gradient", 0, torch.Size([1, numel]))]], RANKS)
-    run = ExchangeBenchmark(method, layouts, net, True, device)
+    rows = even_rows(method, [[("gradient", 0, torch.Size([1, numel]))]], RANKS)
+    run = ExchangeBenchmark(method, rows, net, True, device)
     parts = []
     for _ in range(WARMUP + repeats):
         run.seconds(net.clock)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import memory_flat
 from thinwire.lab.recipes.events import Histogram, Histograms
 from thinwire.methods import Method

@@ -23,6 +23,7 @@ import thinwire
 from thinwire.advisor.advice import advise_offline
 from thinwire.advisor.cost import Workload, bucket_layouts, plan_exchange
 from thinwire.engine.context import ExchangeContext, Hyper
+from thinwire.engine.named_state import StateKind
 from thinwire.lab.bench.cluster import benched, check_method
 from thinwire.methods import registry
 from thinwire.transport import ThreadNet, ThreadWorld
@@ -119,6 +120,140 @@ def test_an_extension_is_predicted_and_listed(extension: Any) -> None:
     assert found.step_s("everyother") > 0.01 and not any("not predicted" in note for note in found.notes)
     assert "everyother" in benched()
     check_method("everyother@all")  # its buckets may share an exchange
+
+
+# --- a memory that keeps vectors of kinds of its own ------------------------------------------------
+
+BACKLOG = '''
+from dataclasses import dataclass
+
+import thinwire
+from everyother import OneParity
+from thinwire.codecs import SparseCodec
+from thinwire.collectives import AllGather
+from thinwire.engine.aggregators import Exchange
+from thinwire.engine.gradients import as_flat
+from thinwire.engine.named_state import StateKind
+from thinwire.memory.base import StatefulMemory
+
+
+class Backlog(StatefulMemory):
+    """What was not sent, and a running mean of magnitudes that nobody uses."""
+
+    kinds = (StateKind("backlog", leftover=True), StateKind("magnitude", reshard="first"))
+    watches = False
+
+    def compensate(self, context, gradients, direct_decay, hint, flag):
+        flat = as_flat(gradients)
+        backlog, magnitude = (self.state.flat(kind, context.layout, flat.device) for kind in self.state.kinds)
+        magnitude.mul_(0.9).add_(flat.abs(), alpha=0.1)
+        return backlog.add_(flat), None
+
+    def retain(self, context, x, accepted):
+        accepted.subtract_from(x)
+
+
+@thinwire.method("backlog")
+@dataclass(frozen=True, kw_only=True)
+class WithBacklog(thinwire.Method):
+    """Half of the elements; its memory has names of its own."""
+
+    def aggregator(self, net, optimizer_is_sgd):
+        return Exchange(Backlog(), OneParity(), AllGather(SparseCodec(holds_any=True)), net)
+'''
+
+
+@pytest.fixture(scope="module")
+def backlog(folder: Path, extension: Any) -> Any:
+    (folder / "backlog.py").write_text(BACKLOG)
+    return importlib.import_module("backlog").WithBacklog
+
+
+def reducer_on(net: ThreadNet, spec: str, seed: int = 0) -> tuple[dict[str, torch.Tensor], thinwire.Reducer]:
+    weights = {"w": noise((40, 5), 99, seed, "w"), "b": noise((7,), 99, seed, "b")}
+    return weights, thinwire.Reducer(weights, spec, net)
+
+
+def steps(net: ThreadNet, reducer: thinwire.Reducer, weights: dict[str, torch.Tensor], first: int, last: int) -> None:
+    for step in range(first, last):
+        gradients = {name: noise(tuple(w.shape), net.rank, step, name) for name, w in weights.items()}
+        reducer.reduce(gradients)
+        for name, weight in weights.items():
+            weight.sub_(gradients[name], alpha=0.1)
+
+
+def mean_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([tensor.double() for tensor in tensors]).mean(dim=0)
+
+
+def test_vectors_of_an_extensions_kinds_are_saved_and_resumed_bit_exact(backlog: Any) -> None:
+    def whole(net: ThreadNet) -> torch.Tensor:
+        weights, reducer = reducer_on(net, "backlog")
+        steps(net, reducer, weights, 0, 6)
+        return torch.cat([weight.reshape(-1) for weight in weights.values()])
+
+    def interrupted(net: ThreadNet) -> torch.Tensor:
+        weights, reducer = reducer_on(net, "backlog")
+        steps(net, reducer, weights, 0, 3)
+        saved = workers.through_a_file({"weights": weights, "reducer": reducer.state_dict()})
+        _, again = reducer_on(net, "backlog", seed=1)
+        again.load_state_dict(saved["reducer"])
+        steps(net, again, saved["weights"], 3, 6)
+        return torch.cat([weight.reshape(-1) for weight in saved["weights"].values()])
+
+    for a, b in zip(ThreadWorld(3).run(whole), ThreadWorld(3).run(interrupted), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("ranks", "new_ranks"), [(3, 2), (2, 5), (4, 1)])
+def test_every_kind_is_redistributed_by_its_own_rule(backlog: Any, ranks: int, new_ranks: int) -> None:
+    def save(net: ThreadNet) -> Any:
+        weights, reducer = reducer_on(net, "backlog")
+        steps(net, reducer, weights, 0, 3)
+        return workers.through_a_file(reducer.state_dict())
+
+    saved = ThreadWorld(ranks).run(save)
+
+    def load(net: ThreadNet) -> Any:
+        _, reducer = reducer_on(net, "backlog")
+        reducer.load_state_dict(saved)
+        return workers.own_part(reducer.state_dict())["aggregator"]["memory"], reducer.detach()
+
+    before = [workers.own_part(state)["aggregator"]["memory"] for state in saved]
+    for memory, leftover in ThreadWorld(new_ranks).run(load):
+        for name in ("w", "b"):
+            mean = mean_of([one["backlog"][name] for one in before])
+            torch.testing.assert_close(memory["backlog"][name].double(), mean, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(leftover[name].reshape(-1).double(), mean, rtol=1e-6, atol=1e-7)
+            assert torch.equal(memory["magnitude"][name], before[0]["magnitude"][name])
+
+
+def test_what_an_extension_did_not_send_enters_the_next_gradient_after_a_switch(backlog: Any) -> None:
+    """Everything that was put in comes out: sent before, or with the first dense step behind the switch."""
+
+    def work(net: ThreadNet) -> dict[str, torch.Tensor]:
+        weights, reducer = reducer_on(net, "backlog")
+        applied = {name: torch.zeros(w.shape, dtype=torch.float64) for name, w in weights.items()}
+        for step in range(4):
+            if step == 3:
+                reducer.switch("dense")
+            gradients = {name: noise(tuple(w.shape), net.rank, step, name) for name, w in weights.items()}
+            reducer.reduce(gradients)
+            for name, gradient in gradients.items():
+                applied[name] += gradient.double()
+        reducer.switch("backlog")
+        steps(net, reducer, weights, 4, 5)
+        return applied
+
+    for applied in ThreadWorld(3).run(work):
+        for name, total in applied.items():
+            put_in = [noise(tuple(total.shape), rank, step, name) for rank in range(3) for step in range(4)]
+            torch.testing.assert_close(total, 4 * mean_of(put_in), rtol=1e-5, atol=1e-5)
+
+
+def test_a_rule_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="the state kind 'odd': reshard must be 'mean' or 'first', not 'sum'"):
+        StateKind("odd", reshard="sum")
 
 
 # --- real processes ---------------------------------------------------------------------------------

@@ -5,8 +5,9 @@
 
 The rank is part of a key because torch.distributed.checkpoint takes equal keys of several ranks for one replicated
 tensor and keeps one of them. It also fills the state_dict() of the moment in place, so the keys and shapes of a wire's
-state never change: a vector that nothing was put into yet is there as zeros, and whatever has no fixed shape (numbers
-by parameter, gradients that wait for the first step after a switch) lies in tuples, which it stores as they are.
+state never change: a vector that nothing was put into yet is there as zeros, and whatever is no vector of a declared
+kind (numbers by parameter, gradients that wait for the first step after a switch) lies in tuples, which it stores as
+they are.
 """
 
 from __future__ import annotations
@@ -19,67 +20,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.checkpoint.reshard import check_complete, reshard, served_by, without_servers
+from thinwire.checkpoint.reshard import check_complete, reshard, without_servers
+from thinwire.engine.named_state import KeptVector, StateKind
 from thinwire.methods.running import RunningMethod
 
 STATE_FORMAT = 3
 COMMON = (
     "format", "method", "parameters", "world_size", "hierarchy", "step", "optimizer_steps", "density_factor",
 )  # fmt: skip
-_NUMBERS = ("rates", "starts")  # by parameter name, inside the rooms of an aggregator
 
 
 @dataclass(frozen=True)
 class StateShape:
-    """What a rank's state has at any moment: the vectors of a worker and of a server, names with elements, and where
-    the rank stands among those that compress. A rank that ``follows`` its machine's leader has none."""
+    """What a rank's state has at any moment: kinds by room, and of which parameters there are vectors. A rank that
+    ``follows`` its machine's leader has none."""
 
     numels: Mapping[str, int]  # of the model's parameters, in order
-    collective: Mapping[str, int]
-    kinds: Mapping[str, tuple[str, ...]]  # of vectors, by room
-    dtype: torch.dtype
+    kinds: Mapping[str, Mapping[str, StateKind]]
+    vectors: Mapping[tuple[str, str], Mapping[str, KeptVector]]  # by room and kind, and by parameter
     device: torch.device
     follows: bool
     compresses: bool
-    topology: str | None
-    rank: int
-    size: int
 
     @classmethod
-    def of(
-        cls, running: RunningMethod, shapes: Mapping[str, torch.Size], rank: int, size: int, device: torch.device
-    ) -> StateShape:
-        method, follows = running.method, running.follows
+    def of(cls, running: RunningMethod, shapes: Mapping[str, torch.Size], device: torch.device) -> StateShape:
         numels = {name: shape.numel() for name, shape in shapes.items()}
-        topology = getattr(method, "topology", None)
-        serves = not follows and getattr(method, "two_way", False)
-        served = served_by(numels, rank, size, topology or "sharded") if serves else {}
-        return cls(
-            numels,
-            {name: last - first for name, (first, last) in served.items() if method.is_coded(name, shapes[name])},
-            running.aggregator.kinds(),
-            method.state_dtype,
-            device,
-            follows,
-            running.compresses,
-            topology,
-            rank,
-            size,
-        )
+        coded = {name for name, shape in shapes.items() if running.method.is_coded(name, shape)}
+        vectors: dict[tuple[str, str], dict[str, KeptVector]] = {}
+        for vector in running.aggregator.vectors(numels, coded):
+            vectors.setdefault((vector.room, vector.kind), {})[vector.name] = vector
+        return cls(numels, running.aggregator.kinds(), vectors, device, running.follows, running.compresses)
+
+    def filled(self, room: str, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        missing = {
+            name: torch.zeros(vector.numel, dtype=vector.dtype, device=self.device)
+            for name, vector in self.vectors.get((room, kind), {}).items()
+        }
+        return {**missing, **values}
+
+    def needs(self, room: str, kind: str) -> bool:
+        """Whether there are vectors of this kind; what is in other rooms has no vectors of parameters."""
+        return (room, kind) in self.vectors or room not in ("memory", "collective")
 
     @property
-    def memory(self) -> Mapping[str, int]:
-        return {} if self.follows else self.numels
-
-    def filled(self, room: str, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        numels: Mapping[str, int] = getattr(self, room) if room in ("memory", "collective") else {}
-        dtype = self.dtype if room == "memory" else torch.float32
-        missing = {name: torch.zeros(n, dtype=dtype, device=self.device) for name, n in numels.items()}
-        return {**missing, **vectors}
-
-    def needs(self, room: str) -> bool:
-        """Whether there are vectors in this room."""
-        return bool(getattr(self, room)) if room in ("memory", "collective") else True
+    def served(self) -> dict[str, tuple[int, int]]:
+        """The elements of which this rank keeps vectors as a server."""
+        kept = [vectors for (room, _), vectors in self.vectors.items() if room == "collective"]
+        return {name: (vector.start, vector.stop) for vectors in kept for name, vector in vectors.items()}
 
 
 def part_key(rank: int) -> str:
@@ -90,7 +77,7 @@ def pack(flat: Mapping[str, Any], shape: StateShape) -> dict[str, Any]:
     """Give one rank's plain state (every key of it at one level) the form in which it is saved."""
     rooms = {
         room: {
-            kind: tuple(values.items()) if kind in _NUMBERS else shape.filled(room, values)
+            kind: shape.filled(room, kind, values) if kind in shape.kinds.get(room, {}) else tuple(values.items())
             for kind, values in kinds.items()
         }
         for room, kinds in flat["aggregator"].items()
@@ -176,14 +163,14 @@ def check_fits(state: Mapping[str, Any], terms: Mapping[str, Any], shape: StateS
                 "wire.load_checkpoint(folder)"
             )
     for room, kinds in shape.kinds.items():
-        for kind in kinds if shape.needs(room) else ():
-            if kind not in state["aggregator"].get(room, {}):
+        for kind in kinds:
+            if shape.needs(room, kind) and kind not in state["aggregator"].get(room, {}):
                 raise ValueError(
                     f"the state's aggregator has no {kind} in its {room}: it is not whole, or was saved with an "
                     "optimizer that kept its own momentum"
                 )
     for kind, values in state["aggregator"].get("memory", {}).items():
-        if values and kind not in (*shape.kinds.get("memory", ()), *_NUMBERS):
+        if kind not in shape.kinds.get("memory", {}) and any(isinstance(value, Tensor) for value in values.values()):
             raise ValueError(
                 f"the state has a {kind}, which this method does not keep with this optimizer; load it with the "
                 "optimizer that it was saved with"
@@ -220,7 +207,7 @@ def state_for(state: object, terms: Mapping[str, Any], shape: StateShape) -> dic
             given = [one for one in given if one["rank"] == terms["rank"]]
         else:
             place = {key: terms[key] for key in ("world_size", "rank", "hierarchy")}
-            given = [{**reshard(given, shape.numels, shape.topology, shape.rank, shape.size), **place}]
+            given = [{**reshard(given, shape.numels, shape.kinds, shape.served), **place}]
     (one,) = given
     check_fits(one, terms, shape)
     kept = without_zeros(one["aggregator"])

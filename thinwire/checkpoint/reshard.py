@@ -1,7 +1,8 @@
 """A checkpoint of N ranks for a group of M: residuals are redistributed, none of their mass is lost.
 
 What the group has not applied yet is the mean of the ranks' residuals plus the servers' errors. Every new rank
-therefore gets the mean of the old ranks' vectors, and the servers' errors are put together and cut anew.
+therefore gets the mean of the old ranks' vectors, where their kind says nothing else (``StateKind.reshard``), and the
+servers' errors are put together and cut anew.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.collectives.shards import bounds
-from thinwire.engine.layout import Segment
+from thinwire.engine.named_state import RESIDUAL, StateKind
 
 Vectors = dict[str, Tensor]
 
@@ -33,31 +33,41 @@ def check_complete(states: Sequence[Mapping[str, Any]]) -> None:
 
 
 def reshard(
-    states: Sequence[Mapping[str, Any]], numels: Mapping[str, int], topology: str | None, rank: int, size: int
+    states: Sequence[Mapping[str, Any]],
+    numels: Mapping[str, int],
+    kinds: Mapping[str, Mapping[str, StateKind]],
+    served: Mapping[str, tuple[int, int]],
 ) -> dict[str, Any]:
-    """Return the state of one of ``size`` ranks; ``numels`` are the model's parameters in order."""
-    first = min(states, key=lambda state: state["rank"])
+    """Return the state of one rank of a new group.
+
+    ``numels`` are the model's parameters in order, ``kinds`` those of the method's vectors, by room; ``served`` are the
+    elements that the new rank serves, by parameter.
+    """
+    ordered = sorted(states, key=lambda state: state["rank"])
+    first = ordered[0]
     # With a hierarchy the machines' first ranks alone hold what counts.
     groups = first["hierarchy"]
     leaders = {min(group) for group in groups} if groups else {state["rank"] for state in states}
-    holders = [state["aggregator"] for state in states if state["rank"] in leaders]
+    holders = [state["aggregator"] for state in ordered if state["rank"] in leaders]
     aggregator = dict(first["aggregator"])
     if "memory" in aggregator:
+        declared = kinds.get("memory", {})
         aggregator["memory"] = {
-            kind: _mean_or_first([h["memory"][kind] for h in holders]) for kind in holders[0]["memory"]
+            kind: _redistributed([holder["memory"][kind] for holder in holders], declared.get(kind, RESIDUAL))
+            for kind in holders[0]["memory"]
         }
     if aggregator.get("collective"):
-        aggregator["collective"] = _cut_servers(states, numels, topology or "sharded", rank, size)
-    pending = _mean_or_first([state["pending"] for state in states])
-    return {**first, "rank": rank, "world_size": size, "pending": pending, "aggregator": aggregator}
+        aggregator["collective"] = _cut_servers(ordered, numels, kinds.get("collective", {}), served)
+    pending = _redistributed([state["pending"] for state in ordered], RESIDUAL)
+    return {**first, "pending": pending, "aggregator": aggregator}
 
 
-def _mean_or_first(rooms: list[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of vectors by name, where a rank without one counts as zero; of plain numbers, the first."""
+def _redistributed(rooms: list[dict[str, Any]], kind: StateKind) -> dict[str, Any]:
+    """Vectors by name: the first ones, or their mean, where a rank without one counts as zero; of numbers the first."""
     result: dict[str, Any] = {}
     for name in {name: None for room in rooms for name in room}:
         values = [room[name] for room in rooms if name in room]
-        if isinstance(values[0], Tensor):
+        if kind.reshard == "mean" and isinstance(values[0], Tensor):
             total = torch.stack([value.double() for value in values]).sum(dim=0)
             result[name] = (total / len(rooms)).to(torch.float32)
         else:
@@ -66,36 +76,32 @@ def _mean_or_first(rooms: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _cut_servers(
-    states: Sequence[Mapping[str, Any]], numels: Mapping[str, int], topology: str, rank: int, size: int
+    states: Sequence[Mapping[str, Any]],
+    numels: Mapping[str, int],
+    kinds: Mapping[str, StateKind],
+    served: Mapping[str, tuple[int, int]],
 ) -> dict[str, Any]:
-    """Put the servers' errors together, parameter by parameter, and cut out what the new rank serves."""
-    whole = {name: torch.zeros(numel, dtype=torch.float32) for name, numel in numels.items()}
+    """Put the servers' vectors together, parameter by parameter, and cut out what the new rank serves."""
+    rooms = [state["aggregator"].get("collective") or {} for state in states]
     rates: dict[str, float] = {}
-    was_served: set[str] = set()
-    for state in states:
-        served = state["aggregator"].get("collective") or {}
-        rates.update(served.get("rates", {}))
-        starts = served.get("starts", {})
-        for name, error in served.get("residual", {}).items():
-            if name in starts:  # else nothing was served yet
-                whole[name][starts[name] : starts[name] + error.numel()] = error.cpu()
-                was_served.add(name)
-    residual, first = {}, {}
-    for name, (start, stop) in served_by(numels, rank, size, topology).items():
-        if name in was_served:
-            residual[name], first[name] = whole[name][start:stop].clone(), start
-    return {"residual": residual, "rates": {n: r for n, r in rates.items() if n in residual}, "starts": first}
-
-
-def served_by(numels: Mapping[str, int], rank: int, size: int, topology: str) -> dict[str, tuple[int, int]]:
-    """Return what a rank serves: first element and end of its part of each parameter of which it serves any."""
-    if rank < 0:  # a rank that stands behind its machine's first serves nothing
-        return {}
-    parts = {
-        name: bounds(Segment(name, ordinal, numel, 0, True), rank, size, topology)
-        for ordinal, (name, numel) in enumerate(numels.items())
+    for room in rooms:
+        rates.update(room.get("rates", {}))
+    cut: dict[str, Any] = {}
+    for kind in kinds:
+        whole: Vectors = {}
+        for room in rooms:
+            starts = room.get("starts", {})
+            for name, part in room.get(kind, {}).items():
+                if name in starts:  # else nothing was served yet
+                    vector = whole.setdefault(name, torch.zeros(numels[name], dtype=torch.float32))
+                    vector[starts[name] : starts[name] + part.numel()] = part.cpu()
+        cut[kind] = {name: whole[name][start:stop].clone() for name, (start, stop) in served.items() if name in whole}
+    names = {name for vectors in cut.values() for name in vectors}
+    return {
+        **cut,
+        "rates": {name: rate for name, rate in rates.items() if name in names},
+        "starts": {name: start for name, (start, _) in served.items() if name in names},
     }
-    return {name: (start, stop) for name, (start, stop) in parts.items() if stop > start}
 
 
 def without_servers(aggregator: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -12,12 +12,12 @@ from thinwire.codecs import FloatsCodec, SignsCodec
 from thinwire.codecs.dense import count_blocks
 from thinwire.codecs.frame import Decoded
 from thinwire.collectives.server import Server, decode_frames, read_floats
-from thinwire.collectives.shards import Shard, block_scales, worker_runs
+from thinwire.collectives.shards import Shard, block_scales, served_by, worker_runs
 from thinwire.compressors.blocksign import cut_into_blocks
 from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
-from thinwire.engine.named_state import NamedState
+from thinwire.engine.named_state import RESIDUAL, NamedState, StateKind
 from thinwire.engine.payloads import Signs, SignsOf
 from thinwire.engine.plan import Budget, share
 from thinwire.kernels import add_mean_of_signs, sign_scales, write_signs
@@ -30,12 +30,12 @@ class BlockSignServer(Server):
     With ``two_way=False`` it answers in fp32 and has no error.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("residual",)
+    kinds: ClassVar[tuple[StateKind, ...]] = (RESIDUAL,)
 
     def __init__(self, topology: str, block: int | None, two_way: bool) -> None:
         super().__init__(topology)
         self.block, self.two_way = block, two_way
-        self.state = NamedState("residual")
+        self.state = NamedState(*self.kinds)
         self.ratio = RateRatio()
         self._starts: dict[str, int] = {}  # first element of the part of each tensor that this rank serves
 
@@ -135,8 +135,11 @@ class BlockSignServer(Server):
         self.state.put_back(name, vectors)
         self.ratio.put_back(name, rate)
 
+    def served(self, numels: Mapping[str, int], rank: int, size: int) -> dict[str, tuple[int, int]]:
+        return served_by(numels, rank, size, self.topology) if self.two_way else {}
+
     def residual_square_sum(self) -> float:
-        return self.state.square_sum("residual")
+        return self.state.square_sum()
 
     def leftover(self, rates: dict[str, float]) -> Iterable[tuple[str, int, Tensor]]:
         for name, error in self.state.named["residual"].items():

@@ -6,6 +6,7 @@ in: a server's own error stays on its rank when DDP rebuilds its buckets.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -41,6 +42,17 @@ def bounds(segment: Segment, rank: int, size: int, topology: str) -> tuple[int, 
         owner = 0 if topology == "server" else segment.ordinal % size
         return (0, segment.numel) if rank == owner else (0, 0)
     return segment.numel * rank // size, segment.numel * (rank + 1) // size
+
+
+def served_by(numels: Mapping[str, int], rank: int, size: int, topology: str) -> dict[str, tuple[int, int]]:
+    """Return what a rank serves: first element and end of its part of each parameter of which it serves any."""
+    if rank < 0:  # a rank that stands behind its machine's first serves nothing
+        return {}
+    parts = {
+        name: bounds(Segment(name, ordinal, numel, 0, True), rank, size, topology)
+        for ordinal, (name, numel) in enumerate(numels.items())
+    }
+    return {name: (start, stop) for name, (start, stop) in parts.items() if stop > start}
 
 
 @dataclass(frozen=True)

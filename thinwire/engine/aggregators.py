@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from thinwire.engine.exchange import exchange
 from thinwire.engine.gradients import coded_part
 from thinwire.engine.layout import Layout
 from thinwire.engine.local_gradients import LOCAL_MODES, NoLocalGradients
+from thinwire.engine.named_state import KeptVector, StateKind
 from thinwire.engine.norms import UNMEASURED, Measured
 from thinwire.engine.plan import Budget, NoPlan, Plan, all_gather, all_reduce, all_to_all, share
 from thinwire.engine.protocols import Collective, Compressor, Memory
@@ -94,8 +95,18 @@ class Exchange:
             share[start : start + piece.numel()].add_(piece, alpha=float(self.net.size))
         return rest
 
-    def kinds(self) -> dict[str, tuple[str, ...]]:
-        return {"memory": self.memory.state.kinds, "collective": self.collective.kinds}
+    def kinds(self) -> dict[str, dict[str, StateKind]]:
+        return {"memory": self.memory.state.kinds, "collective": {kind.name: kind for kind in self.collective.kinds}}
+
+    def vectors(self, numels: Mapping[str, int], coded: Collection[str]) -> Iterator[KeptVector]:
+        for kind in self.memory.state.kinds:
+            for name, numel in numels.items():
+                yield KeptVector("memory", kind, name, 0, numel, self.memory.state.dtype)
+        served = self.collective.served(numels, self.net.rank, self.net.size)
+        for served_kind in self.collective.kinds:
+            for name, (start, stop) in served.items():
+                if name in coded:
+                    yield KeptVector("collective", served_kind.name, name, start, stop, torch.float32)
 
     def state_dict(self) -> dict[str, Any]:
         return {"memory": self.memory.state_dict(), "collective": self.collective.state_dict()}
@@ -122,8 +133,11 @@ class Stateless:
     def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
         return {}
 
-    def kinds(self) -> dict[str, tuple[str, ...]]:
+    def kinds(self) -> dict[str, dict[str, StateKind]]:
         return {}
+
+    def vectors(self, numels: Mapping[str, int], coded: Collection[str]) -> Iterator[KeptVector]:
+        return iter(())
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.engine.aggregators import write_flat
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
+from thinwire.engine.named_state import KeptVector, StateKind
 from thinwire.engine.norms import UNMEASURED, Measured
 from thinwire.engine.plan import Plan
 from thinwire.engine.protocols import Aggregator
@@ -136,8 +137,11 @@ class Hierarchy:
         """The first rank's vectors stand for its whole machine, so that the mean over all ranks is the machines'."""
         return {name: tensor / self.weight for name, tensor in vectors.items()} if self.leads else {}
 
-    def kinds(self) -> dict[str, tuple[str, ...]]:
+    def kinds(self) -> dict[str, dict[str, StateKind]]:
         return self.inner.kinds()
+
+    def vectors(self, numels: Mapping[str, int], coded: Collection[str]) -> Iterator[KeptVector]:
+        return self.inner.vectors(numels, coded) if self.leads else iter(())
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

@@ -1,11 +1,12 @@
-"""State belongs to parameters, by name.
+"""State belongs to parameters, by name, and every kind of it says what becomes of it.
 
-For speed it lies in flat vectors, one a layout, and the named tensors are views of them; when DDP rebuilds its buckets
-the next layout takes the named state over.
+For speed it lies in flat vectors, one per layout, and the named tensors are views of them; when DDP rebuilds its
+buckets the next layout takes the named state over.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +17,57 @@ from thinwire.engine.layout import Layout
 from thinwire.kernels import stream_key, uniform
 
 
+@dataclass(frozen=True)
+class StateKind:
+    """A kind of vector that is kept by parameter name.
+
+    reshard   what each rank of a group of another size gets: "mean", the mean of the old ranks' vectors, or "first",
+              what the first of them had
+    leftover  it is gradient that was not sent, in units of the mean: when the method changes it enters the next
+              gradient, and ``detach`` returns it; vectors of other kinds are dropped then
+    """
+
+    name: str
+    reshard: str = "mean"
+    leftover: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reshard not in ("mean", "first"):
+            raise ValueError(f"the state kind {self.name!r}: reshard must be 'mean' or 'first', not {self.reshard!r}")
+
+
+VELOCITY = StateKind("velocity")  # what the optimizer calls its momentum buffer, and is handed over as such
+RESIDUAL = StateKind("residual", leftover=True)
+
+
+@dataclass(frozen=True)
+class KeptVector:
+    """A vector that a rank's state has at any moment, of a parameter's elements from ``start`` to ``stop``; ``room`` is
+    "memory" or "collective"."""
+
+    room: str
+    kind: str
+    name: str
+    start: int
+    stop: int
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
 class NamedState:
-    """Vectors by (kind, parameter name), handed out as one flat vector a layout.
+    """Vectors by (kind, parameter name), handed out as one flat vector per layout.
 
     They are kept in ``dtype``. In bfloat16 what is handed out is a float32 copy for the exchange of the moment, and
     ``settle`` rounds it back: up or down by chance, so that on average nothing is lost. To the nearest would lose, for
     ever, every gradient below 1/512 of the residual that it is added to.
     """
 
-    def __init__(self, *kinds: str, dtype: torch.dtype = torch.float32) -> None:
-        self.kinds, self.dtype = kinds, dtype
-        self.named: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
+    def __init__(self, *kinds: StateKind, dtype: torch.dtype = torch.float32) -> None:
+        self.kinds, self.dtype = {kind.name: kind for kind in kinds}, dtype
+        self.named: dict[str, dict[str, Tensor]] = {kind: {} for kind in self.kinds}
         self._flat: dict[tuple[str, Layout], Tensor] = {}
         self._wide: dict[tuple[str, Layout], Tensor] = {}  # what is handed out, where that is not the state itself
 
@@ -92,8 +133,15 @@ class NamedState:
             elif name in vectors:
                 vectors[name].zero_()
 
-    def square_sum(self, kind: str) -> float:
-        return sum(float(tensor.double().square().sum()) for tensor in self.named[kind].values())
+    @property
+    def leftovers(self) -> list[str]:
+        """The kinds that hold gradient that was not sent."""
+        return [name for name, kind in self.kinds.items() if kind.leftover]
+
+    def square_sum(self) -> float:
+        """Of all that was not sent."""
+        kept = (self.named[kind].values() for kind in self.leftovers)
+        return sum(float(tensor.double().square().sum()) for vectors in kept for tensor in vectors)
 
     def state_dict(self) -> dict[str, Any]:
         return {kind: {name: t.clone() for name, t in self.named[kind].items()} for kind in self.kinds}

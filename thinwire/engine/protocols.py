@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient
 from thinwire.engine.hints import Candidates, TopKHint
 from thinwire.engine.layout import Layout
-from thinwire.engine.named_state import NamedState
+from thinwire.engine.named_state import KeptVector, NamedState, StateKind
 from thinwire.engine.norms import UNMEASURED, Measured
 from thinwire.engine.payloads import Accepted
 from thinwire.engine.plan import Budget, Plan
@@ -138,10 +138,14 @@ class Collective(Protocol):
     """
 
     @property
-    def kinds(self) -> tuple[str, ...]: ...
+    def kinds(self) -> tuple[StateKind, ...]: ...
 
     @property
     def frames_grow(self) -> bool: ...
+
+    def served(self, numels: Mapping[str, int], rank: int, size: int) -> dict[str, tuple[int, int]]:
+        """Return which elements of which parameters a rank keeps vectors of as a server: first and end, by name."""
+        ...
 
     def plan(self, layout: Layout, budget: Budget, size: int) -> Plan:
         """Return what an exchange of such payloads puts on the wire in a group of this size; without this method the
@@ -220,8 +224,12 @@ class Aggregator(Protocol):
         """Return this rank's share of what is kept; the mean over ranks is what the group has not applied."""
         ...
 
-    def kinds(self) -> dict[str, tuple[str, ...]]:
-        """The kinds of vectors that its state has at any moment, by room: "memory", "collective"."""
+    def kinds(self) -> dict[str, dict[str, StateKind]]:
+        """The kinds of vectors that its state has at any moment, by room ("memory", "collective") and name."""
+        ...
+
+    def vectors(self, numels: Mapping[str, int], coded: Collection[str]) -> Iterator[KeptVector]:
+        """Yield the vectors that its state has at any moment, for a model of which these parameters are coded."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...

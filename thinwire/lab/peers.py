@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from thinwire.engine.aggregators import write_flat
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
+from thinwire.engine.named_state import RESIDUAL, KeptVector, StateKind
 from thinwire.engine.norms import UNMEASURED, Measured
 from thinwire.engine.plan import NoPlan, Plan
 from thinwire.engine.protocols import Aggregator
@@ -165,8 +166,12 @@ class PowerSGDMean:
     def leftover(self, numels: dict[str, int], rates: dict[str, float]) -> dict[str, Tensor]:
         return {name: part.clone() for name, part in self._error().items()}
 
-    def kinds(self) -> dict[str, tuple[str, ...]]:
-        return {"memory": ("residual",), "hook": ("factors", "at")}
+    def kinds(self) -> dict[str, dict[str, StateKind]]:
+        hook = (StateKind("factors", reshard="first"), StateKind("at", reshard="first"))
+        return {"memory": {RESIDUAL.name: RESIDUAL}, "hook": {kind.name: kind for kind in hook}}
+
+    def vectors(self, numels: Mapping[str, int], coded: Collection[str]) -> Iterator[KeptVector]:
+        return (KeptVector("memory", RESIDUAL.name, name, 0, numel, torch.float32) for name, numel in numels.items())
 
     def state_dict(self) -> dict[str, Any]:
         state = self._state

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_parts
 from thinwire.engine.hints import Candidates, TopKHint
-from thinwire.engine.named_state import NamedState
+from thinwire.engine.named_state import NamedState, StateKind
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import accumulate
 from thinwire.memory.rates import RateRatio
@@ -23,7 +23,7 @@ class StatefulMemory:
     A memory that ``watches`` keeps out what is not finite by itself and raises the alarm's flag, where there is one.
     """
 
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[StateKind, ...] = ()
     watches = True
     ratio: RateRatio | None = None  # where the residual is in units of a learning rate
 
@@ -32,7 +32,7 @@ class StatefulMemory:
 
     @property
     def keeps_residual(self) -> bool:
-        return "residual" in self.kinds
+        return bool(self.state.leftovers)
 
     def direct_decay(self, context: ExchangeContext) -> tuple[float, ...]:
         return ()
@@ -90,10 +90,13 @@ class StatefulMemory:
             self.ratio.put_back(name, rate)
 
     def residual_square_sum(self) -> float:
-        return self.state.square_sum("residual") if self.keeps_residual else 0.0
+        return self.state.square_sum()
 
     def leftover(self, rates: dict[str, float]) -> dict[str, Tensor]:
-        kept = {name: kept.to(torch.float32) for name, kept in self.state.named.get("residual", {}).items()}
+        kept: dict[str, Tensor] = {}
+        for kind in self.state.leftovers:
+            for name, vector in self.state.named[kind].items():
+                kept[name] = kept[name] + vector if name in kept else vector.to(torch.float32)
         ratio = self.ratio
         return kept if ratio is None else {name: e * ratio.rescale(name, rates[name]) for name, e in kept.items()}
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient
 from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.named_state import RESIDUAL
 from thinwire.engine.payloads import Accepted
 from thinwire.memory.base import StatefulMemory
 
@@ -14,7 +15,7 @@ from thinwire.memory.base import StatefulMemory
 class ErrorFeedback(StatefulMemory):
     """x = g + e; e = x - accepted (gTop-k Algorithm 4 lines 4-10, gradient dropping Algorithm 1 lines 3-7)."""
 
-    kinds = ("residual",)
+    kinds = (RESIDUAL,)
 
     def compensate(
         self,

@@ -8,6 +8,7 @@ from torch import Tensor
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_flat, as_parts
 from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.named_state import RESIDUAL, VELOCITY
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import zero_at
 from thinwire.memory.base import StatefulMemory, undo_decay
@@ -33,7 +34,7 @@ class Velocity(StatefulMemory):
     u = m u + g; what is sent is u, or g + m u for Nesterov.
     """
 
-    kinds = ("velocity",)
+    kinds = (VELOCITY,)
     watches = False
 
     def compensate(
@@ -71,7 +72,7 @@ class MomentumCorrection(StatefulMemory):
     the learning rates of the steps that it comes from, and not with the one at which it leaves.
     """
 
-    kinds = ("velocity", "residual")
+    kinds = (VELOCITY, RESIDUAL)
 
     def __init__(
         self, masking: bool, dtype: torch.dtype = torch.float32, rescaling: bool = False, direct: bool = True

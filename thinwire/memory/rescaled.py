@@ -8,6 +8,7 @@ from torch import Tensor
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.gradients import Gradient, as_parts
 from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.named_state import RESIDUAL, VELOCITY
 from thinwire.engine.payloads import Accepted
 from thinwire.kernels import error_step
 from thinwire.memory.base import StatefulMemory, undo_decay
@@ -25,7 +26,7 @@ class RescaledError(StatefulMemory):
     ratio: RateRatio
 
     def __init__(self, momentum_moved: bool, dtype: torch.dtype = torch.float32) -> None:
-        self.kinds = ("velocity", "residual") if momentum_moved else ("residual",)
+        self.kinds = (VELOCITY, RESIDUAL) if momentum_moved else (RESIDUAL,)
         super().__init__(dtype)
         self.momentum_moved = momentum_moved
         self.ratio = RateRatio()

@@ -90,6 +90,11 @@ class RunningMethod:
         self.memory.put_back(name, kept)
         self.inner.collective.put_back(name, served)
 
+    @property
+    def leftover_kind(self) -> str | None:
+        """The kind of vector in which the memory keeps what was not sent; None where it keeps nothing of that."""
+        return next(iter(self.memory.state.leftovers), None) if self.memory is not None else None
+
     def shared(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Scaled so that the mean over all ranks is the mean over those that compress."""
         return self.aggregator.share(vectors) if isinstance(self.aggregator, Hierarchy) else vectors

@@ -350,8 +350,8 @@ class Reducer:
         if not took:
             for name, tensor in rest.items():
                 self._pending[name] = self._pending[name] + tensor if name in self._pending else tensor
-        elif takes and "residual" in self.running.memory.state.kinds:
-            self.running.keep("residual", {name: tensor * self.running.weight for name, tensor in rest.items()})
+        elif takes and (kind := self.running.leftover_kind) is not None:
+            self.running.keep(kind, {name: tensor * self.running.weight for name, tensor in rest.items()})
         else:
             hand_over.apply(hand_over.mean_over_ranks(rest))
 
@@ -466,8 +466,7 @@ class Reducer:
 
     def _shape(self) -> StateShape:
         shapes = {name: p.shape for name, p in self.parameters.items()}
-        between = self.nets.between
-        return StateShape.of(self.running, shapes, between.rank, between.size, self.nets.compute_device)
+        return StateShape.of(self.running, shapes, self.nets.compute_device)
 
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Take up where ``state_dict`` left off; a state that does not fit raises and changes nothing.

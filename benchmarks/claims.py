@@ -299,6 +299,12 @@ NOW: dict[str, str] = {
 # What the methods did by default at that time and do not do any more.
 THEN_EARLIER = {"dgc": {"scope": "tensor", "direct_decay": "false"}, "dropping": {"values": "fp32"}}
 THEN_LATER = {"dgc": {"scope": "tensor"}, "gtopk": {"direct_decay": "true"}, "dropping": {"values": "fp32"}}
+# What they did when there was no option for it, so that a method in full does not name it.
+WITHOUT_OPTION = {
+    "dgc": {"scope": "tensor", "direct_decay": "false"},
+    "dropping": {"values": "fp32"},
+    "terngrad": {"dense_below": "0"},
+}
 
 
 def as_it_was(command: str, defaults: Mapping[str, Mapping[str, str]]) -> str:

@@ -14,7 +14,7 @@ import in_readme
 import pytest
 import report_inputs
 from claimed import CLAIMS, Claim, Row
-from claims import EARLIER, LATER, NOW, RUNS, STEEPLY, arguments_of, method_of
+from claims import EARLIER, LATER, NOW, RUNS, STEEPLY, WITHOUT_OPTION, arguments_of, as_it_was, method_of
 from comparing import find
 from kept_runs import keep, write_folder
 from paths import ROOT
@@ -122,9 +122,9 @@ def test_kept_runs_were_made_by_the_commands_of_the_list() -> None:
         # As it was typed when defaults were others or, where it was run later, as the list writes it out.
         assert any(f"--method {spec} " in f"{command} " for command in (typed[path.stem], RUNS[path.stem])), path.name
         assert config["recipe"] == given["--recipe"], path.name
-        today = parse_peer(given["--method"])
         for in_full in config.get("methods", []):  # what was run, whatever the defaults were
-            assert today.in_full == today.in_full_now(in_full), path.name
+            _, run = as_it_was(f"--method {in_full}", WITHOUT_OPTION).split()
+            assert parse_peer(given["--method"]).in_full == parse_peer(run).in_full, path.name
         assert config["workers"] == int(given["--workers"]) and config["seed"] == int(given.get("--seed", 0)), path.name
         assert config["epochs"] == int(given["--epochs"]), path.name
         assert ",".join(config.get("settings") or []) == settings, path.name

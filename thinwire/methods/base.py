@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ import torch
 from thinwire.engine.layout import Layout
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods.advised import Advised
-from thinwire.methods.spec import no_option, read_method, read_options, spell, without_idle_masking
+from thinwire.methods.spec import no_option, read_options, spell
 from thinwire.transport import Net
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ class Method:
     benched: ClassVar[tuple[str, ...] | None] = None  # the settings in `thinwire bench cluster`; None: the defaults
     communicates: ClassVar[bool] = True  # False: every rank is on its own, for measurements
     gives_step_gradient: ClassVar[bool] = False  # the mean of this very step's gradients, which a loop may clip
-    came_later: ClassVar[Mapping[str, Any]] = {}  # what options mean in older states, where defaults differ
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
         """Refuse an unknown option with the sentence that a method string gets for it."""
@@ -140,17 +139,6 @@ class Method:
     def in_full(self) -> str:
         """The string with every option, which means the same whatever the defaults are by then."""
         return self._string([f.name for f in fields(self)])
-
-    def in_full_now(self, saved: str) -> str:
-        """What a method of this kind that was saved ``in_full`` is in full now: options that came later mean what was
-        before, which is their default or what ``came_later`` says. Anything else stays as it is."""
-        try:
-            method = read_method(without_idle_masking(saved), {self.name: type(self)})
-            given = {item.partition("=")[0].strip() for item in saved.partition(":")[2].split(",")}
-            absent = {option: old for option, old in self.came_later.items() if option not in given}
-            return replace(method, **absent).in_full
-        except ValueError:
-            return saved
 
     def _string(self, options: list[str]) -> str:
         given = [f"{option}={spell(getattr(self, option))}" for option in options]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from thinwire.collectives import AllGather
 from thinwire.compressors import TopK
@@ -64,7 +63,6 @@ class DGC(Method):
         wants=f"{WARMUP}; residual networks and an LSTM were content with fewer bytes "
         "({}:density=0.006,warmup=STEPS)",
     )
-    came_later: ClassVar[Mapping[str, Any]] = {"direct_decay": False, "scope": "tensor"}
 
     density: float = 0.02
     selection: str = "exact"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from thinwire.collectives import AllGather
 from thinwire.compressors import TopK
@@ -58,7 +58,6 @@ class GradientDropping(Method):
         wants="it was trained on Transformers and GRUs, for images take terngrad or dense:dtype=bf16; give it a "
         "warm-up of a few epochs' steps (warmup=STEPS), evaluate and save inside wire.averaged()",
     )
-    came_later: ClassVar[Mapping[str, Any]] = {"values": "fp32"}
 
     density: float = 0.03
     scope: str = "model"

@@ -20,13 +20,6 @@ def spell(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def without_idle_masking(saved: str) -> str:
-    """A saved method as it may be written now: DGC once took factor_masking without momentum_correction, as its default
-    even, where it did nothing."""
-    idle = saved.startswith("dgc:") and "momentum_correction=false" in saved
-    return saved.replace("factor_masking=true", "factor_masking=false") if idle else saved
-
-
 def nearest(word: str, known: list[str]) -> str:
     """What to add to a sentence about an unknown word: the most similar one that is known, or nothing."""
     near = difflib.get_close_matches(word, known, n=1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from thinwire.collectives import TernaryServer
 from thinwire.compressors import Ternarize
@@ -50,7 +49,6 @@ class TernGrad(Method):
     benched: ClassVar[tuple[str, ...]] = ("terngrad",)
     advised: ClassVar[Advised] = Advised(sgd=("terngrad",), other=("terngrad",), rank=5, suits="images", wants=EXCLUDE)
     gives_step_gradient: ClassVar[bool] = True
-    came_later: ClassVar[Mapping[str, Any]] = {"dense_below": 0}
 
     clip_sigma: float | None = 2.5
     share_scaler: bool = True

@@ -65,9 +65,7 @@ class Monitors:
 
     def after_optimizer_step(self, passes: int, optimizer_steps: int, equal: bool) -> None:
         """Warn of what was measured, and compare the replicas where they should be ``equal`` at all."""
-        sentence = self.health.take_sentence() if self.health is not None else None
-        if sentence is not None and self._nets.own.rank == 0:
-            warn_user(sentence)
+        self.warn()
         if not self.checks_replicas(passes, equal):
             return
         parameters = self.replicas()
@@ -75,6 +73,12 @@ class Monitors:
             self._checked = passes
             with overhead(self._nets.own):
                 check_replicas(parameters, self._nets.own, optimizer_steps)
+
+    def warn(self) -> None:
+        """Say once what a measurement found, on one rank."""
+        sentence = self.health.take_sentence() if self.health is not None else None
+        if sentence is not None and self._nets.own.rank == 0:
+            warn_user(sentence)
 
     def checks_replicas(self, passes: int, equal: bool) -> bool:
         return self.check_every is not None and equal and passes - self._checked >= self.check_every

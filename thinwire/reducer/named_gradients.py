@@ -22,6 +22,8 @@ def places_of(gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor])
             raise ValueError(f"reduce got {form} for {name!r}, whose shape is {expected}; give a gradient as large")
         if not gradient.is_floating_point() or gradient.is_sparse:
             raise ValueError(f"reduce got a gradient of {name!r} that is not of dense real numbers; make it so")
+        if any(not stride and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True)):
+            raise ValueError(f"reduce got a gradient of {name!r} whose elements share memory; give a clone() of it")
     if not gradients:
         raise ValueError("reduce got no gradients: give at least one, by the name of its tensor")
     return {places[name]: name for name in gradients}

@@ -21,6 +21,7 @@ from thinwire.engine.hierarchy import machine_groups
 from thinwire.engine.layout import Layout, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.norms import UNMEASURED, Measured
+from thinwire.engine.optimizer import NoOptimizer
 from thinwire.engine.stages import Clock
 from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
 from thinwire.engine.worker import Worker
@@ -33,7 +34,7 @@ from thinwire.monitor.monitors import Monitors
 from thinwire.monitor.stragglers import SAMPLE_EVERY
 from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, flat_like, places_of
-from thinwire.reducer.setup import EdgeTerms, HierarchySpec, checked, form_of, group_of
+from thinwire.reducer.setup import EdgeTerms, HierarchySpec, check_seen, checked, form_of, group_of
 from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats
 from thinwire.transport import Net, overhead
@@ -120,6 +121,7 @@ class Reducer:
                 machines = machine_groups(hierarchy, ranks)
                 check_skipping(on_nonfinite, scaler)
                 check_watched(chosen, guard, check_replicas_every, guard_every)
+                check_seen(parent, machines, optimizer, check_replicas_every)
         except (ValueError, RuntimeError) as problem:
             error = str(problem)
         skips = scaler is not None or on_nonfinite == "skip"
@@ -194,6 +196,8 @@ class Reducer:
         self.worker.run(work)
         for place, name in ordinals.items():
             copy_back(parts[place], self.parameters[name], gradients[name])
+        if isinstance(self.view, NoOptimizer):  # else behind the optimizer's step
+            self.monitors.warn()
 
     def _groups(self, ordinals: tuple[int, ...]) -> list[tuple[int, ...]]:
         """What travels together: all of it, or where that changes the result, groups that the model alone decides."""

@@ -74,3 +74,13 @@ def checked(
     if method.takes_momentum(view.is_sgd):
         view.check_takeover(method.name, partial(for_other_optimizers, method))
     return view
+
+
+def check_seen(parent: Any, machines: Any, optimizer: Any, check_replicas_every: int | None) -> None:
+    """Raise where an option would do nothing."""
+    if machines is not None and parent is None:
+        raise ValueError("hierarchy needs a process group: ranks that are threads are all on one machine")
+    if check_replicas_every is not None and optimizer is None:
+        raise ValueError(
+            "check_replicas_every compares the parameters after optimizer steps and must see them; give optimizer="
+        )

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import re
-import sys
-import textwrap
-from dataclasses import FrozenInstanceError, dataclass, fields
-from types import ModuleType
-from typing import Any, ClassVar
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
 
 import pytest
 import torch
 import workers
 from cluster import Cluster
 from means import mean_of
-from paths import ROOT
 from workers import noise, sentence_of
 
 import thinwire
 from thinwire.advisor.cost import bucket_layouts, plan_exchange
-from thinwire.codecs import SparseCodec
-from thinwire.collectives import AllGather
-from thinwire.engine.aggregators import Exchange
 from thinwire.engine.context import ExchangeContext, Hyper
-from thinwire.engine.layout import Layout
-from thinwire.memory import ErrorFeedback
 from thinwire.transport import ThreadNet, ThreadWorld
 
 ROWS = [("a", 0, torch.Size([40, 50])), ("b", 1, torch.Size([30]))]
@@ -114,32 +104,3 @@ def test_every_method_trains_three_steps_on_three_ranks(cluster: Cluster) -> Non
         assert (results[0]["trajectory"][0] - results[0]["trajectory"][-1]).abs().max() > 0
         if not thinwire.parse_method(run.method).replicas_drift:
             assert len({workers.digest(result["trajectory"]) for result in results}) == 1, run.method
-
-
-def test_compressor_of_contributing_keeps_the_contract_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    room: dict[str, Any] = {"__name__": "thinwire.compressors.yours"}
-    monkeypatch.setitem(sys.modules, room["__name__"], ModuleType(room["__name__"]))
-    exec(textwrap.dedent(re.search(r"^ *```python\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)[1]), room)
-
-    @dataclass(frozen=True, kw_only=True)
-    class Yours(thinwire.Method):
-        name: ClassVar[str] = "yours"
-        exclude: tuple[str, ...] = ()
-
-        def aggregator(self, net: Any, optimizer_is_sgd: bool) -> Any:
-            return Exchange(ErrorFeedback(), room["EveryOther"](), AllGather(SparseCodec()), net)
-
-    monkeypatch.setitem(thinwire.METHODS, "yours", Yours)
-    results = ThreadWorld(3).run(lambda net: contract(net, "yours", True))
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
-    # Two steps send every element once; where everything is excluded, nothing is coded at all.
-    for coded in (9000, 0):
-        layout = Layout.of([("w", 0, coded, True), ("b", 1, 5, False)])
-
-        def run(net: ThreadNet, layout: Layout = layout) -> torch.Tensor:
-            aggregator, gradient = Yours().aggregator(net, True), torch.ones(layout.numel)
-            return sum(mean_of(aggregator, ExchangeContext(layout, s, (Hyper(),) * 2), gradient) for s in range(2))
-
-        total = ThreadWorld(2).run(run)[0]
-        assert torch.equal(total[coded:], torch.full((5,), 2.0)) and total[:coded].sum() == 1.5 * coded

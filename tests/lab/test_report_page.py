@@ -109,13 +109,13 @@ def test_page_pointer_shows_values(web: Browser, report: Path) -> None:
     box = web.box("#digits-metric-step svg")
     px, py = pixels(web, "digits-metric-step", "dense")[3]
     web.move(box[0] + px + 2, box[1] + py)
-    web.commit()
+    web.settle()
     shown = web.js("tooltip.innerText")
     value = web.js("data.sections[0].series[0].epochs.metric[3]")
     assert shown.startswith("step: 80") and f"{value:.2f} %" in shown and all(spec in shown for spec in SPECS)
     assert web.js("document.querySelectorAll('.crosshair').length") == 1
     web.move(2, 2)
-    web.commit()
+    web.settle()
     assert web.js("tooltip.hidden") and web.js("document.querySelectorAll('.crosshair').length") == 0
     web.js("document.getElementById('digits-metric-step').focus()")  # and the keyboard
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_page_pointer_shows_values(web: Browser, report: Path) -> None:
     web.js("document.getElementById('digits-breakdown').scrollIntoView({block: 'center'})")
     left, top, *_ = web.box("#digits-breakdown rect")
     web.move(left + 3, top + 3)
-    web.commit()
+    web.settle()
     assert "communicate" in web.js("tooltip.innerText") and "300 ms" in web.js("tooltip.innerText")
     assert web.errors == []
 

@@ -81,13 +81,13 @@ class Browser:
         self.call("Page.navigate", url=page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
-        self.commit()
+        self.settle()
 
     def size(self, width: int, height: int) -> None:
         mobile = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
-    def commit(self) -> None:
+    def settle(self) -> None:
         """Two frames: what was resized is drawn again."""
         self.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 

@@ -17,11 +17,11 @@ def test_thread_ranks_take_turns_and_one_failure_ends_all() -> None:
 
     def work(net: ThreadNet) -> None:
         for _ in range(3):
-            with world.context(net.rank):
+            with world.turn(net.rank):
                 order.append(net.rank)
         if net.rank == 2:
             raise ValueError("rank 2 has had enough")
-        with world.context(net.rank):
+        with world.turn(net.rank):
             pass
         net.all_reduce(torch.ones(1))
 

@@ -133,5 +133,5 @@ def test_reshard_does_not_count_followers_of_a_machine() -> None:
         {**common, "rank": rank, "aggregator": {"memory": {"velocity": ones, "residual": none if rank % 2 else ones}}}
         for rank in range(4)
     ]
-    memory = reshard(states, {"w": 4}, None, 0, 3)["aggregator"]["memory"]
+    memory = reshard(states, {"w": 4}, {}, {})["aggregator"]["memory"]
     assert torch.equal(memory["residual"]["w"], torch.ones(4)) and torch.equal(memory["velocity"]["w"], torch.ones(4))

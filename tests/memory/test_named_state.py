@@ -7,7 +7,7 @@ import workers
 
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
-from thinwire.engine.named_state import NamedState, round_by_chance
+from thinwire.engine.named_state import RESIDUAL, NamedState, round_by_chance
 
 
 def test_round_by_chance_goes_to_a_neighbour_and_its_mean_is_the_number_itself() -> None:
@@ -32,7 +32,7 @@ def test_round_by_chance_goes_to_a_neighbour_and_its_mean_is_the_number_itself()
 def test_named_state_in_bf16_adds_up_what_is_small_beside_it() -> None:
     """1/1024 of the residual a step: to the nearest all of it would be lost, at every step."""
     layout = Layout.of([("w", 0, 2000, True)])
-    state, steps = NamedState("residual", dtype=torch.bfloat16), 512
+    state, steps = NamedState(RESIDUAL, dtype=torch.bfloat16), 512
     nearest = torch.ones(2000, dtype=torch.bfloat16)
     state.flat("residual", layout, torch.device("cpu")).fill_(1.0)
     state.commit(ExchangeContext(layout, 0, (Hyper(),)), 0)
@@ -50,7 +50,7 @@ CPU = torch.device("cpu")
 
 def test_named_state_of_parameters_that_fall_out_of_use_keeps_no_whole_vectors() -> None:
     rows = [(f"p{i}", i, 1000, True) for i in range(20)]
-    state = NamedState("residual")
+    state = NamedState(RESIDUAL)
     for first in range(20):
         layout = Layout.of(rows[first:])
         state.flat("residual", layout, CPU).add_(1.0)

@@ -25,7 +25,7 @@ def test_info_says_what_is_here(capfd: pytest.CaptureFixture[str]) -> None:
     assert all(f"extra       {package} is " in out for package in ("matplotlib", "sacrebleu", "tensorboard"))
     rows = dict(line.split(None, 1) for line in out.splitlines())
     assert set(rows) == {
-        "thinwire", "torch", "python", "cpu", "gpu", "kernels", "gloo", "nccl", "clusters", "extra",
+        "thinwire", "torch", "python", "cpu", "gpu", "kernels", "gloo", "nccl", "clusters", "extra", "methods",
     }  # fmt: skip
     why = emulation.why_not()
     assert rows["clusters"].startswith("can be emulated here" if why is None else f"cannot be emulated here: {why}")

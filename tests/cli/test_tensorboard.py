@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,8 @@ def test_tensorboard_has_scalars_and_the_histograms_of_terngrads_figure_2(tmp_pa
 def test_tensorboard_that_is_not_installed_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorboard" else found(name))
     assert cli.run(["train", "--tensorboard", "--out", str(tmp_path / "run")]) == 2
     assert "pip install 'thinwire[tensorboard]'" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -117,7 +117,7 @@ def test_frames_that_may_be_merged_leave_nothing_out(indices: str) -> None:
     payload = Sparse(torch.cat([near, far]), torch.linspace(1.0, 2.0, k), numel, k)
     layout = Layout.of([("w", 0, numel, True)])
     context = ExchangeContext(layout, 0, (Hyper(),))
-    usual, roomy = SparseCodec("fp32", indices), DGC(indices=indices, values="fp32").codec
+    usual, roomy = SparseCodec("fp32", indices), gathered_codec(DGC(indices=indices, values="fp32"))
     for codec, left_out in ((usual, indices == "rice"), (roomy, False)):
         frame = codec.encode_finished(context, payload, torch.zeros(0))
         assert frame.numel() == codec.nbytes(numel, k, 0)

@@ -69,7 +69,7 @@ class Exchange:
 
     def _tried_budget(self, layout: Layout) -> Budget:
         """What a payload of some numbers holds, of a compressor that does not state its budget."""
-        numbers = torch.arange(1.0, layout.numel + 1).sin_()
+        numbers = torch.arange(1.0, layout.numel + 1, dtype=torch.float32).sin_()
         context = ExchangeContext(layout, 0, (Hyper(),) * len(layout.segments), layout.split(numbers))
         # A memory that keeps nothing hands the gradients on as they are, one vector per segment.
         x = coded_part(layout, numbers if self.memory.state.kinds else layout.split(numbers))

@@ -144,7 +144,7 @@ def for_other_optimizers(asked: Method) -> str:
         elif kind.advised.why_not_other == UNMEASURED and not kind().takes_momentum(False):
             unmeasured.append(kind.name)
     if hasattr(asked, "momentum_correction"):
-        unmeasured.append(f"{asked.name}:momentum_correction=false")
+        unmeasured.append(f"momentum_correction=False (as a string: {asked.name}:momentum_correction=false)")
     suited = [f"{', '.join(specs)} ({models})" for models, specs in trained.items()]
     return (
         f"with that take {' or '.join(suited)}; {', '.join(unmeasured)} work with it, too, but nobody measured how "

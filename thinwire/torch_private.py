@@ -44,7 +44,7 @@ def backward_id() -> int:
     try:
         return torch._C._current_graph_task_id()
     except AttributeError:
-        raise _missing("_C", "_current_graph_task_id") from None
+        raise _missing("torch._C", "_current_graph_task_id") from None
 
 
 def backward_is_running() -> bool:

@@ -57,7 +57,7 @@ def test_scratch_that_was_not_begun_allocates_everything() -> None:
 
 
 def test_scratch_is_for_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.engine.workspace.home_name", lambda device: "reference")
+    monkeypatch.setattr("thinwire.engine.workspace.backend_name", lambda device: "reference")
     assert Workspace().take(10, torch.float32, CPU) is None
     monkeypatch.undo()
     assert Workspace().entries(10, 1 << 31, CPU) is None, "32 bits are too few for its indices"

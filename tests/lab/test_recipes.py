@@ -214,7 +214,7 @@ def test_image_recipes_take_another_solver(folder: Path) -> None:
 
 def test_translation_without_sacrebleu_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs sacrebleu: pip install 'thinwire\[recipes\]'"):
+    with pytest.raises(ValueError, match=r"needs sacrebleu: pip install 'thinwire\[lab\]'"):
         RECIPES["multi30k-gru"](folder)
 
 

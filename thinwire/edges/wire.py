@@ -196,7 +196,7 @@ class Wire:
             thawed = next((name for name, p in self._frozen if p.requires_grad), None)
             if thawed is not None:
                 raise ValueError(THAWED.format(thawed))
-            if not backward_is_running():  # no backward pass is running
+            if not backward_is_running():
                 self._plan.reset()
         if has_joined(self.model):
             self._check_join()

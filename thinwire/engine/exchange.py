@@ -29,9 +29,7 @@ def exchange(
     coded, tail = coded_part(context.layout, x), stages.tail(context, x)
     agreed = stages.agree(compressor.measure(context, coded))
     payload = compressor.compress(context, coded, agreed, net.rank, candidates)  # what we choose to send
-    mean, accepted, alarm = collective.mean(
-        context, payload, tail, net, base, alarm, into
-    )  # what the group really used
+    mean, accepted, alarm = collective.mean(context, payload, tail, net, base, alarm, into)  # what the group used
     watch.exchanged()
     alarm.raise_if_rings(context, given)
 

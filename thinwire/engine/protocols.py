@@ -182,13 +182,6 @@ class Collective(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Spent(Protocol):
-    """Seconds that this rank spent on its own side of the exchanges."""
-
-    compensating: float
-    compressing: float
-
-
 class Aggregator(Protocol):
     """The outside view of a method: gradients in, the group's mean out.
 
@@ -199,7 +192,7 @@ class Aggregator(Protocol):
 
     whole_model: bool
     fusible: bool
-    clock: Any  # Spent
+    clock: Any  # seconds: thinwire.engine.stages.Clock
 
     @property
     def frames_grow(self) -> bool: ...

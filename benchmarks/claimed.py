@@ -64,7 +64,7 @@ SOON = "half as long as the recipe; in 30 epochs it holds"
 LOSS_TOO = "the training loss stays behind as well"
 BOTH = "its rate rises within 83 steps, and decay waits; without the two it holds"
 SLOW = "length closes it slowly, compare 30, 60 and 140 epochs; the training loss is behind as well"
-FEW = "only k elements a step for all workers, and what they lose waits"
+FEW = "only k elements per step for all workers, and what they lose waits"
 
 
 def never_averaged(network: str) -> tuple[Row, ...]:

@@ -170,7 +170,7 @@ EARLIER: dict[str, str] = {
     **seeds("cnn-terngrad", f"{CNN} --epochs 100 --method terngrad:dense_below=1,exclude=13.*,topology=server", 2),
     **seeds("cnn-paper", f"{CNN} --epochs 100 --method {thinwire.TernGrad.paper},topology=server", 2),
     **seeds("cnn-dense", f"{CNN} --epochs 100 --method dense", 2),
-    # TernGrad on MNIST, 64 images a step; 64 workers have 256 (Figure 3).
+    # TernGrad on MNIST, 64 images per step; 64 workers have 256 (Figure 3).
     **seeds("mnist-64-terngrad", f"{MNIST} --set batch_size=256,lr=0.02 --workers 64 --method {MNIST_TERN}", 2),
     **{
         name: command
@@ -194,7 +194,7 @@ EARLIER: dict[str, str] = {
     "r110-gtopk-0.03-s0": f"{R110} --epochs 30 --method {MORE_GTOPK},{WARM}",
     **seeds("vgg-gtopk-0.03", f"{VGG} --epochs 30 --method {MORE_GTOPK},{WARM}", 2),
     **seeds("r20-short-ours", f"{R20} --epochs 30 --method {OURS}"),
-    # Fewer images a worker.
+    # Fewer images per worker.
     **seeds("r20x8-16-blocksign", f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method {OUR_SIGNS}", 2),
     **seeds("r20x8-16-dense", f"{R20X8},batch_size=128,lr=0.05 --epochs 10 --method dense", 2),
     "r20x8-8-blocksign-s0": f"{R20X8},batch_size=64,lr=0.025 --epochs 5 --method {OUR_SIGNS}",
@@ -278,10 +278,10 @@ NOW: dict[str, str] = {
     # As long as the recipe is by itself.
     **seeds("m30k-gru-long-dense", f"{M30K_GRU_LONG} --method dense", 2),
     **seeds("m30k-gru-long-int8", f"{M30K_GRU_LONG} --method dropping:density=0.03,values=int8,{PARTIAL}", 2),
-    # BlockSign with 8 images a worker for more than five epochs; on a processor as well.
+    # BlockSign with 8 images per worker for more than five epochs; on a processor as well.
     **seeds("r20x8-8-long-blocksign", f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method {OUR_SIGNS}", 2),
     **seeds("r20x8-8-long-dense", f"{R20X8},batch_size=64,lr=0.025 --epochs 12 --method dense", 2),
-    # And without momentum, with fewer images a worker.
+    # And without momentum, with fewer images per worker.
     "r20x8-16-still-blocksign-s0": f"{R20X8},batch_size=128,lr=0.25,momentum=0 --epochs 10 --method {OUR_SIGNS}",
     "r20x8-16-still-dense-s0": f"{R20X8},batch_size=128,lr=0.25,momentum=0 --epochs 10 --method dense",
     "r20x8-8-still-blocksign-s0": f"{R20X8},batch_size=64,lr=0.125,momentum=0 --epochs 5 --method {OUR_SIGNS}",

@@ -40,7 +40,7 @@ HEADINGS = (
     "dense",
     "difference",
     "does it hold?",
-    "bytes a step and worker",
+    "bytes per step and worker",
     "fewer than dense",
     "runs",
 )

@@ -47,7 +47,7 @@ HEADINGS = (
     "p80 ms",
     "share of the free network's speed",
     "p20 to p80 of pairs",
-    "kB a host and step, kernel's counter",
+    "kB per host and step, kernel's counter",
     "processor ms",
     "predicted ms",
     "off",
@@ -139,7 +139,7 @@ def _only(rows: Sequence[Mapping[str, Any]], method: str, rate: str) -> Mapping[
 
 
 def readme_table(rows: Sequence[Mapping[str, Any]], results: Path = RESULTS) -> str:
-    """Four hosts on both links, one line a method."""
+    """Four hosts on both links, one line per method."""
     lines: list[Sequence[str]] = [README_HEADINGS]
     for shown in README_ROWS:
         fast, slow = (_only(rows, shown.method, rate) for rate in RATES)

@@ -62,7 +62,7 @@ def ways(nbytes: int) -> dict[str, Way]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, required=True, help="of a link, in bits a second")
+    parser.add_argument("--rate", type=float, required=True, help="of a link, in bits per second")
     parser.add_argument("--nbytes", type=int, default=1_500_000, help="of a frame")
     parser.add_argument("--repeats", type=int, default=11)
     options = parser.parse_args()

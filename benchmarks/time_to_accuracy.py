@@ -2,8 +2,8 @@
 
     python benchmarks/time_to_accuracy.py [--accuracy 89] [--seed 0] [--slow-rise]
 
-The curves are those of benchmarks/results/claims (accuracy by step, 128 images a worker), the step times those of
-benchmarks/results/cluster.json (4 hosts, 16 images a host): nothing was trained on the links for this table. What a
+The curves are those of benchmarks/results/claims (accuracy by step, 128 images per worker), the step times those of
+benchmarks/results/cluster.json (4 hosts, 16 images per host): nothing was trained on the links for this table. What a
 warm-up sends beyond the bytes of a later step is added as time on the link. bf16 and PowerSGD are given both their own
 curves, where there are, and dense's, as if they lost nothing.
 """

@@ -24,11 +24,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 
-BATCH = 60  # images a step, of all workers together
+BATCH = 60  # images per step, of all workers together
 
 
 class Checkpoints:
-    """Sets of files, one a rank: FOLDER/step-00000040-TOKEN/rank-1-of-2.pt.
+    """Sets of files, one per rank: FOLDER/step-00000040-TOKEN/rank-1-of-2.pt.
 
     A set counts when all its files are there. A file appears under its name only when it is whole, and every start of
     the workers has a token of its own, so no set is ever put together from two starts.

@@ -102,7 +102,7 @@ void check_bits(Input& in, int threads, bool large) {
   for (int64_t i = 0; i < n; ++i) MUST(bits[i] == bit_at(packed, i));
   tw_pack_bits(bits.get(), n, again.get(), threads);
   for (int64_t i = 0; i < n; ++i) MUST(bit_at(again, i) == bits[i]);
-  // A sign frame that was read is added to a vector, one scale a block; lengths are the receiver's own.
+  // A sign frame that was read is added to a vector, one scale per block; lengths are the receiver's own.
   int64_t length = 1 + in.number(40);
   Block<int64_t> lengths(2), counts(2);
   lengths[0] = length, counts[0] = n / length, lengths[1] = n % length, counts[1] = n % length ? 1 : 0;

@@ -11,7 +11,7 @@ namespace thinwire {
 
 constexpr int64_t kSerialBelow = 1 << 16;
 
-// Calls work(part, begin, end) for consecutive parts of [0, n), one a thread; returns the number of parts. Below
+// Calls work(part, begin, end) for consecutive parts of [0, n), one per thread; returns the number of parts. Below
 // `serial_below` there is one part.
 template <typename Work>
 int parallel(int64_t n, int threads, int64_t align, const Work& work, int64_t serial_below = kSerialBelow) {

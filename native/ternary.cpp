@@ -191,7 +191,7 @@ THINWIRE_API void tw_moments(int64_t num_segments, const uint64_t* parts, const 
   }
 }
 
-// Ternarizes segments wherever they lie and packs them, one behind the other, five trits a byte; counters are the places
+// Ternarizes segments wherever they lie and packs them, one behind the other, five trits per byte; counters are the places
 // in the random streams of the segments' first elements.
 THINWIRE_API void tw_ternarize_packed(int64_t num_segments, const uint64_t* parts, const int64_t* numels,
                                       const float* scales, const float* limits, const uint32_t* keys,

@@ -39,8 +39,8 @@ def attach(
     raise the same ValueError when they differ, and then nothing is changed. ``method`` is a method object or its
     string form; "auto" trains dense for seven steps, measures, and changes to what ``thinwire.advise`` would recommend
     (one line in the log says why). ``hierarchy`` averages exactly inside each machine and compresses
-    between machines: "auto" takes the machines from LOCAL_WORLD_SIZE, a number is the ranks a machine has, a list of
-    lists names their ranks. With all ranks on one machine nothing is compressed, and the training is the dense one.
+    between machines: "auto" takes the machines from LOCAL_WORLD_SIZE, a number is the ranks that a machine has, a
+    list of lists names their ranks. With all ranks on one machine nothing is compressed, and the training is dense.
 
     A gradient that holds an inf or a nan never enters a residual. ``on_nonfinite="raise"`` stops all ranks with an
     error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP does). The rank with the bad gradient then has its
@@ -53,7 +53,7 @@ def attach(
     ``guard="warn"`` measures every ``guard_every`` steps how much is kept back and for how long (``wire.stats``) and
     warns when the training runs away; "densify" then also raises the density by a factor of 4, on all ranks at the same
     step, until it settles. ``check_replicas_every=n`` compares a hash of all parameters between the ranks every n
-    optimizer steps (8 bytes a rank) and raises a ReplicaError that names what differs, and where.
+    optimizer steps (8 bytes per rank) and raises a ReplicaError that names what differs, and where.
     """
     model = uncompiled(model)
     if isinstance(model, torch.optim.Optimizer):

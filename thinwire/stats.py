@@ -41,7 +41,7 @@ class Stats:
     ``compression_error`` and ``staleness`` in steps; ``runaways`` counts the measurements that found the training
     running away. ``density`` is the one of the coming step; None where the method has none.
 
-    Every 50 steps the ranks compare how long they waited for each other (``waited_s``, a number a rank) and how fast
+    Every 50 steps the ranks compare how long they waited for each other (``waited_s``, a number per rank) and how fast
     their links are. ``slowest_rank`` is the one that held the others up then, if one stood out, and ``slow_because``
     says how it showed.
     """

@@ -151,7 +151,7 @@ def test_advise_on_two_ranks_measures_and_gives_the_same_advice(cluster: Cluster
     first, second = cluster.run(asks, 2)
     assert first == second and first["untouched"]
     assert first["advice"]["params"] == 64 * 256 + 256 + 2570 and first["advice"]["compute_ms"] > 0
-    assert first["advice"]["alpha_s"] > 0 and "predicted ms a step" in first["text"]
+    assert first["advice"]["alpha_s"] > 0 and "predicted ms per step" in first["text"]
     assert {row["method"] for row in first["advice"]["predictions"]} == {"dense", "dgc", "gtopk"}
 
 

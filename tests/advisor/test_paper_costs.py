@@ -14,7 +14,7 @@ ALEXNET, VGG_A = 4 * 61.1e6, 4 * 132.9e6  # gradient bytes in fp32
 
 
 def test_gtopk_measured_alpha_and_beta() -> None:
-    assert GTOPK_ALPHA_S == 0.436e-3 and pytest.approx(9e-6 * 1e-3) == GTOPK_BETA_S  # 0.436 ms and 9e-6 ms a byte
+    assert GTOPK_ALPHA_S == 0.436e-3 and pytest.approx(9e-6 * 1e-3) == GTOPK_BETA_S  # 0.436 ms and 9e-6 ms per byte
 
 
 def test_gtopk_table_one_by_hand() -> None:

@@ -73,6 +73,6 @@ def test_link_of_a_group_of_one_is_free() -> None:
 
 
 def test_link_reads_well() -> None:
-    assert str(Link(0.001, 8e-9)) == "1 ms a round, 1 Gb/s"
-    assert str(Link(0.0, 8 / 250e3)) == "0 ms a round, 250 kb/s"
+    assert str(Link(0.001, 8e-9)) == "1 ms per round, 1 Gb/s"
+    assert str(Link(0.0, 8 / 250e3)) == "0 ms per round, 250 kb/s"
     assert Link(0.5, 2.0).seconds(10, 3) == 21.5

@@ -17,7 +17,7 @@ def test_advise_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.Ca
     words = ["advise", "--params", "0.4M", "--compute-ms", "20", "--hosts", "64", "--rate", "10mbit"]
     assert run([*words, "--methods", "dgc,gtopk", "--json", str(target)]) == 0
     shown = capsys.readouterr().out
-    assert "predicted ms a step" in shown and "1024" in shown and "recommended: " in shown
+    assert "predicted ms per step" in shown and "1024" in shown and "recommended: " in shown
     written = json.loads(target.read_text())
     assert written["kind"] == "advice" and written["params"] == 400_000
     assert written["recommended"] in ("dgc", "gtopk")

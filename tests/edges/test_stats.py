@@ -15,7 +15,7 @@ import thinwire
 
 
 def counted_bytes(group: dist.ProcessGroup) -> None:
-    """Model a: 1200, b: 50, c: 4200, d: 15, e: 1 elements; one bucket, or one a parameter."""
+    """Model a: 1200, b: 50, c: 4200, d: 15, e: 1 elements; one bucket, or one per parameter."""
     from thinwire.codecs import FloatsCodec, LevelsCodec, SignsCodec, SparseCodec, TernaryCodec
 
     N, rank, steps = dist.get_world_size(group), dist.get_rank(group), 3
@@ -68,7 +68,9 @@ def counted_bytes(group: dist.ProcessGroup) -> None:
         for step in range(steps):
             training.step(step)
         stats = training.wire.stats
-        assert stats.frame_bytes == steps * nbytes, f"{method}: {stats.frame_bytes / steps} bytes a step, not {nbytes}"
+        assert stats.frame_bytes == steps * nbytes, (
+            f"{method}: {stats.frame_bytes / steps} bytes per step, not {nbytes}"
+        )
         assert stats.dense_bytes == steps * 4 * whole and stats.steps == steps and stats.world_size == N
         assert stats.ratio == (stats.dense_bytes / stats.frame_bytes if nbytes else None)
         totals = torch.tensor([stats.bytes_sent, stats.bytes_received])

@@ -575,7 +575,7 @@ def test_a_guard_measures_the_sum(cluster: Cluster) -> None:
 
 
 def searched(group: dist.ProcessGroup) -> None:
-    """LBFGS evaluates its closure many times a step."""
+    """LBFGS evaluates its closure many times per step."""
     finals = []
     for method in (None, f"gtopk:{EXACT}", "dense"):
         torch.manual_seed(4)
@@ -671,7 +671,7 @@ def test_two_losses_learn_as_with_plain_ddp(cluster: Cluster) -> None:
 
 
 def copied(group: dist.ProcessGroup) -> None:
-    """A loop of one pass a step is not copied for once that is clear, and one with several always is."""
+    """A loop of one pass per step is not copied for once that is clear, and one with several always is."""
     training = Training(group, Run("dgc", "decay"))
     for step, (passes, kept) in enumerate([(1, True)] * 3 + [(1, False)] * 2 + [(2, False), (1, True), (1, True)]):
         training.optimizer.zero_grad()

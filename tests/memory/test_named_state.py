@@ -30,7 +30,7 @@ def test_round_by_chance_goes_to_a_neighbour_and_its_mean_is_the_number_itself()
 
 
 def test_named_state_in_bf16_adds_up_what_is_small_beside_it() -> None:
-    """1/1024 of the residual a step: to the nearest all of it would be lost, at every step."""
+    """1/1024 of the residual per step: to the nearest all of it would be lost, at every step."""
     layout = Layout.of([("w", 0, 2000, True)])
     state, steps = NamedState(RESIDUAL, dtype=torch.bfloat16), 512
     nearest = torch.ones(2000, dtype=torch.bfloat16)

@@ -32,8 +32,8 @@ def test_pace_names_who_stands_out() -> None:
 
 
 def test_pace_of_two_ranks_that_run_in_turn_is_no_alarm() -> None:
-    assert Pace((0.12, 0.22), 0.38).slowest is None  # 2 ms a step
-    assert Pace((0.12, 1.22), 2.38).slowest is not None  # 22 ms a step
+    assert Pace((0.12, 0.22), 0.38).slowest is None  # 2 ms per step
+    assert Pace((0.12, 1.22), 2.38).slowest is not None  # 22 ms per step
 
 
 class _SlowLink(ThreadNet):

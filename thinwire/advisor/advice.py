@@ -28,7 +28,7 @@ WORTH = 1.10  # a method must train this much faster than dense, or it is not wo
 AS_FAST = 1.05  # predictions that differ by less cannot be told apart
 WIRE_SHARE = 0.94  # what Ethernet, IP and TCP headers leave of a link's rate for what is sent
 SAMPLE = 2 * 2**20  # elements on which this machine's encoding speed is measured when there is no model
-TABLE = 22 + 17  # columns of its text apart from the numbers: a method in front, "1,234 MB a step" behind
+TABLE = 22 + 17  # columns of its text apart from the numbers: a method in front, "1,234 MB per step" behind
 UNSTEADY = 0.1  # a step without communication that changes by more while it is measured is worth a note
 
 
@@ -108,15 +108,14 @@ class Advice:
         if width is not None:
             apart = next((n for n in range(1, len(counts)) if TABLE + 8 * len(counts[::n]) <= width), len(counts))
             counts = counts[::apart]
-        head = (
-            f"{self.params / 1e6:.3g} M parameters, {_ms(self.compute_s)} ms a step without communication, {self.link}"
-        )
-        lines = [head, "", "predicted ms a step".ljust(22) + "".join(f"{n:>8}" for n in counts) + "  hosts"]
+        compute = f"{_ms(self.compute_s)} ms per step without communication"
+        head = f"{self.params / 1e6:.3g} M parameters, {compute}, {self.link}"
+        lines = [head, "", "predicted ms per step".ljust(22) + "".join(f"{n:>8}" for n in counts) + "  hosts"]
         for method in self._methods:
             own = [one for one in self.predictions if one.method == method and one.hosts in counts]
             sent = next(one.nbytes for one in own if one.hosts == self.hosts)
             lines.append(
-                f"{method:<22}" + "".join(f"{_ms(one.step_s):>8}" for one in own) + f"  {sent / 1e6:,.3g} MB a step"
+                f"{method:<22}" + "".join(f"{_ms(one.step_s):>8}" for one in own) + f"  {sent / 1e6:,.3g} MB per step"
             )
         verdict = f"recommended: {self.recommended}" if self.compress else "do not compress"
         below = [self.caution] if self.compress else []
@@ -292,7 +291,7 @@ def advise_from(profile: Profile, methods: Sequence[Method]) -> Advice:
     else:
         chosen = best
         reason = (
-            f"on {profile.hosts} hosts {_ms(best.step_s)} ms a step instead of {_ms(dense.step_s)} ms dense "
+            f"on {profile.hosts} hosts {_ms(best.step_s)} ms per step instead of {_ms(dense.step_s)} ms dense "
             f"({gain:.2g}x{_told_by_less('; ', best, now)}); a free network would give {_ms(free_s)} ms."
         )
     notes = [*_notes(table, counts, chosen.method)]

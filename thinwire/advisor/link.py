@@ -41,7 +41,7 @@ class Link:
     def __str__(self) -> str:
         rate = self.rate_bits
         scale, unit = next(((s, u) for s, u in ((1e9, "Gb/s"), (1e6, "Mb/s")) if rate >= 0.9995 * s), (1e3, "kb/s"))
-        return f"{1e3 * self.alpha_s:.3g} ms a round, {rate / scale:.3g} {unit}"
+        return f"{1e3 * self.alpha_s:.3g} ms per round, {rate / scale:.3g} {unit}"
 
 
 def measure_link(net: Net) -> Link:

@@ -166,7 +166,7 @@ class Live:
         return title
 
     def _numbers(self, event: ProgressEvent, metric: float | None) -> str:
-        """Epoch, loss, the metric of the last epoch, samples a second, bytes and ratio: what fits the width."""
+        """Epoch, loss, the metric of the last epoch, samples per second, bytes and ratio: what fits the width."""
         value = "-" if metric is None else value_of(self.metric, metric)
         wide = self.wide
         words = [

@@ -13,7 +13,7 @@ FOLDER = "tensorboard"
 
 
 class EventFiles:
-    """One folder a method in RUN/tensorboard, so that TensorBoard draws them over each other."""
+    """One folder per method in RUN/tensorboard, so that TensorBoard draws them over each other."""
 
     def __init__(self, run: Path, metric: Metric) -> None:
         self.folder, self.metric = run / FOLDER, metric

@@ -31,19 +31,19 @@ def cluster(
         str | None,
         typer.Option(
             help=f"Methods beside noop, dense, bf16 and PowerSGD, separated by commas; also {', '.join(PEERS)}, and "
-            "METHOD@none or METHOD@all: an exchange a bucket, or one for all of them.",
+            "METHOD@none or METHOD@all: an exchange per bucket, or one for all of them.",
             show_default="{benched}",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=4, help="Timed steps a method, fewer where they are long.")] = 9,
-    row_seconds: Annotated[float, typer.Option(min=1, help="Where fewer steps are made: seconds a method.")] = 15.0,
+    steps: Annotated[int, typer.Option(min=4, help="Timed steps per method, fewer where they are long.")] = 9,
+    row_seconds: Annotated[float, typer.Option(min=1, help="Where fewer steps are made: seconds per method.")] = 15.0,
     rounds: Annotated[int, typer.Option(min=1, help="All methods set up so often, a part of the steps each.")] = 2,
     predict: Annotated[bool, typer.Option(help="Also measure what predictions need, before each round.")] = True,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows to FILE, as a JSON list.")
     ] = None,
 ) -> None:
-    """Time the steps of a model with every method on emulated hosts: percentiles, samples a second, share of the
+    """Time the steps of a model with every method on emulated hosts: percentiles, samples per second, share of the
     no-communication speed, bytes by the kernel's counters, and where the time goes.
 
     All hosts share this machine's cores, with one thread each. "noop" sends nothing. Methods take turns step by step,
@@ -89,7 +89,7 @@ def _show(rows: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> None:
         f"commit {first['commit']}, {first['date']}"
     )
     out.print(
-        "milliseconds a step; noop: share of its speed, median of pairs of neighbouring steps, and p20 to p80; kB a "
+        "milliseconds per step; noop: share of its speed, median of pairs of neighbouring steps, and p20 to p80; kB a "
         "step and host; cpu: of one process; where time goes"
     )
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, show_edge=False)
@@ -111,8 +111,8 @@ def _show(rows: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> None:
     for place, profile in enumerate(profiles, 1):
         rate = 8e-6 / profile["beta_s_per_byte"] if profile["beta_s_per_byte"] else 0.0
         out.print(
-            f"measured before round {place}: {profile['compute_ms']:,.0f} ms a step without communication, "
-            f"{1e3 * profile['alpha_s']:.2g} ms a round, {rate:,.0f} Mb/s, overlap {profile['overlap']:.2f}"
+            f"measured before round {place}: {profile['compute_ms']:,.0f} ms per step without communication, "
+            f"{1e3 * profile['alpha_s']:.2g} ms per round, {rate:,.0f} Mb/s, overlap {profile['overlap']:.2f}"
         )
     if profiles:
         out.print(accuracy(rows))

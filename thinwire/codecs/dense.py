@@ -45,7 +45,7 @@ def _check_count(origin: str, count: int, expected: int) -> None:
 
 
 class SignsCodec:
-    """One bit an element, one fp32 scale a block (none for plain votes)."""
+    """One bit per element, one fp32 scale per block (none for plain votes)."""
 
     def nbytes(self, numel: int, num_scales: int, tail: int) -> int:
         return frame_size(4 * tail, 4 * num_scales, -(-numel // 8))
@@ -84,7 +84,7 @@ class SignsCodec:
 
 
 class TernaryCodec:
-    """Five trits a byte; one fp32 scale a tensor, or none where all ranks share them."""
+    """Five trits per byte; one fp32 scale per tensor, or none where all ranks share them."""
 
     def nbytes(self, numel: int, num_scales: int, tail: int) -> int:
         return frame_size(4 * tail, 4 * num_scales, -(-numel // 5))

@@ -183,8 +183,8 @@ class SparseCodec:
     ) -> list[Decoded[Sparse]]:
         """``decode`` several frames, each with its origin; Rice coded indices of all of them in one call.
 
-        ``rooms``, one a frame, are where the native kernels put Rice coded indices and 8-bit values. Values of 32 bits,
-        and tails, are where the frame is.
+        ``rooms``, one per frame, are where the native kernels put Rice coded indices and 8-bit values. Values of 32
+        bits, and tails, are where the frame is.
         """
         tensors: list[Tensor] = [frame for frame, _ in frames]
         heads: Sequence[Head | None] = [None] * len(frames)

@@ -1,4 +1,4 @@
-"""Float values on the wire: fp32, fp16, bf16, int8 with a scale a chunk, or int4 with two ends a chunk.
+"""Float values on the wire: fp32, fp16, bf16, int8 with a scale per chunk, or int4 with two ends per chunk.
 
 What rounding loses stays in the residual.
 """

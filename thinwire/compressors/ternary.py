@@ -1,4 +1,4 @@
-"""TernGrad: stochastic ternary gradients with one scaler a tensor, or one in all."""
+"""TernGrad: stochastic ternary gradients with one scaler per tensor, or one in all."""
 
 from __future__ import annotations
 

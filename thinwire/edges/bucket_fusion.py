@@ -194,7 +194,7 @@ class BucketFusion:
         self._planned = passes[0].ordinals
         log.info(
             "thinwire: %d buckets travel in %d exchanges (latency %.3g ms, %.3g Mb/s, fixed work %.3g ms, busy cores "
-            "%.0f %%, expected end %.4g ms after the first bucket, %.4g ms with an exchange a bucket)",
+            "%.0f %%, expected end %.4g ms after the first bucket, %.4g ms with an exchange per bucket)",
             len(ready), len(self.plan), 1e3 * latency, 8e-6 / beta if beta else float("inf"), 1e3 * fixed, 100 * crowd,
             1e3 * finish(ready, cost, saving, self.plan, each), 1e3 * finish(ready, cost, saving, places, each),
         )  # fmt: skip

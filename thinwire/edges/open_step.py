@@ -6,7 +6,7 @@ back and exchanges the sum of both gradients, or the new one alone where the gra
 was made of, its residuals, velocities, weight decay and schedules are those of one exchange.
 
 To take an exchange back costs copies. They are made in the first steps, and from then on where a loop has shown that
-it has several passes a step. Without copies a further gradient is exchanged beside the first (``Hyper.again``).
+it has several passes per step. Without copies a further gradient is exchanged beside the first (``Hyper.again``).
 """
 
 from __future__ import annotations

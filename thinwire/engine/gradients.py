@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire.engine.layout import Layout
 
 Gradient = Tensor | Sequence[Tensor]
-"""A gradient as one flat vector, or as one vector a segment wherever they lie (DDP's buckets)."""
+"""A gradient as one flat vector, or as one vector per segment wherever they lie (DDP's buckets)."""
 
 
 def as_parts(layout: Layout, grad: Gradient) -> Sequence[Tensor]:

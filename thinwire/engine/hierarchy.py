@@ -26,7 +26,7 @@ Groups = tuple[tuple[int, ...], ...]
 def machine_groups(hierarchy: str | int | Sequence[Sequence[int]] | None, size: int) -> Groups | None:
     """Return the ranks of every machine, or None for a flat group.
 
-    ``"auto"`` reads LOCAL_WORLD_SIZE (torchrun sets it), a number gives the ranks a machine, a list of lists names
+    ``"auto"`` reads LOCAL_WORLD_SIZE (torchrun sets it), a number gives the ranks per machine, a list of lists names
     them.
     """
     if hierarchy is None:
@@ -34,14 +34,14 @@ def machine_groups(hierarchy: str | int | Sequence[Sequence[int]] | None, size: 
     if hierarchy == "auto":
         text = os.environ.get("LOCAL_WORLD_SIZE")
         if text is None:
-            raise ValueError('hierarchy="auto" needs LOCAL_WORLD_SIZE, which torchrun sets; or give ranks a machine')
+            raise ValueError('hierarchy="auto" needs LOCAL_WORLD_SIZE, which torchrun sets; or give ranks per machine')
         if not text.isdecimal():
             raise ValueError(f'hierarchy="auto" needs a whole number in LOCAL_WORLD_SIZE, not {text!r}')
         hierarchy = int(text)
     if isinstance(hierarchy, int) and not isinstance(hierarchy, bool):
         if hierarchy < 1 or size % hierarchy:
             raise ValueError(
-                f"hierarchy={hierarchy} ranks a machine does not divide the {size} ranks; give a list of groups instead"
+                f"hierarchy={hierarchy} ranks per machine does not divide the {size} ranks; give a list of groups"
             )
         return tuple(tuple(range(first, first + hierarchy)) for first in range(0, size, hierarchy))
     unreadable = f'hierarchy must be None, "auto", a number of ranks or a list of groups, not {hierarchy!r}'

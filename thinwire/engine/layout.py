@@ -97,7 +97,7 @@ class Layout:
     def tail_numel(self) -> int:
         return self.numel - self.coded_numel
 
-    def split(self, flat: Tensor) -> tuple[Tensor, ...]:  # (n,) -> one view a segment
+    def split(self, flat: Tensor) -> tuple[Tensor, ...]:  # (n,) -> one view per segment
         return flat.split([segment.numel for segment in self.segments])
 
     @cached_property

@@ -54,7 +54,7 @@ class Sparse:
 
 @dataclass(frozen=True)
 class Signs:
-    """One bit an element and one scale a block: value = -scale where ``negative``, +scale elsewhere."""
+    """One bit per element and one scale per block: value = -scale where ``negative``, +scale elsewhere."""
 
     bits: Tensor  # (n,) bool, or (ceil(n/8),) uint8 as they travel
     scales: Tensor  # (B,) float32
@@ -133,7 +133,7 @@ class SignsOf:
 
 @dataclass(frozen=True)
 class Ternary:
-    """-1, 0 or 1 an element and one scale a tensor: value = scale * trit. Kept as it travels, five trits a byte."""
+    """-1, 0 or 1 per element and one scale per tensor: value = scale * trit. Packed five trits per byte."""
 
     packed: Tensor  # (ceil(n/5),) uint8
     scales: Tensor  # (T,) float32

@@ -113,7 +113,7 @@ class Method:
 
     @property
     def whole_model(self) -> bool:
-        """Whether it exchanges once a step, after the whole backward pass: to clip, because the norm is the whole
+        """Whether it exchanges once per step, after the whole backward pass: to clip, because the norm is the whole
         gradient's."""
         return getattr(self, "clip_norm", None) is not None
 

@@ -1,4 +1,4 @@
-"""Are the replicas still the same? A hash of every rank's parameters, 8 bytes a rank.
+"""Are the replicas still the same? A hash of every rank's parameters, 8 bytes per rank.
 
 Data-parallel training silently assumes it: a flipped bit, a parameter changed on one rank only or a collective that
 answered differently somewhere makes ranks train different models from then on.
@@ -20,7 +20,7 @@ NAMED_AT_MOST = 5
 
 
 def hashes(parameters: Sequence[Tensor]) -> Tensor:  # -> (P,) int64 in [0, 2**32), on the host
-    """Return one number a parameter that any changed bit changes; one transfer from a GPU for all of them."""
+    """Return one number per parameter that any changed bit changes; one transfer from a GPU for all of them."""
     return torch.stack([checksum(_words(parameter.detach())) for parameter in parameters]).cpu()
 
 
@@ -33,7 +33,7 @@ def _words(tensor: Tensor) -> Tensor:  # any shape and dtype -> (n,) int32
 def check_replicas(parameters: Mapping[str, Tensor], net: Net, step: int) -> None:
     """Raise the same ReplicaError on all ranks when their parameters differ in any bit; a collective call.
 
-    8 bytes a rank travel; only when they differ does a second round, of 4 bytes a parameter, say where.
+    8 bytes per rank travel; only when they differ does a second round, of 4 bytes per parameter, say where.
     """
     if not parameters:
         return

@@ -2,7 +2,7 @@
 
 gTop-k: Shi et al., "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
 Networks". TernGrad: Wen et al., Appendix B. DGC: Lin et al., section 4.3. All times are seconds, all sizes bytes, all
-rates bytes a second.
+rates bytes per second.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def sparse_all_reduce_s(
 def speedup_over_one_node(
     nodes: int, one_node_s: float, nbytes: float, rate: float, density: float | None = None, latency_s: float = 0.0
 ) -> float:
-    """DGC's Figure 4: samples a second of j nodes over those of one, weak scaling; ``density`` None is dense."""
+    """DGC's Figure 4: samples per second of j nodes over those of one, weak scaling; ``density`` None is dense."""
     if density is None:
         _check(nodes, nbytes)
         wire_s = (latency_s + nbytes / rate) * math.log2(nodes)

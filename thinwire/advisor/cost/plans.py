@@ -18,8 +18,8 @@ from thinwire.methods.base import Rows
 def exchanged_rows(method: Method, buckets: Sequence[Rows]) -> list[tuple[Rows, int]]:
     """What each exchange of a step carries, and the place of the bucket that it waits for, in the order they begin.
 
-    One exchange a bucket; one for the whole model where the method wants that; and where what travels together changes
-    the result, groups that the model alone decides on (thinwire/edges/fixed_buckets.py).
+    One exchange per bucket; one for the whole model where the method wants that; and where what travels together
+    changes the result, groups that the model alone decides on (thinwire/edges/fixed_buckets.py).
     """
     if method.whole_model:
         return [([row for rows in buckets for row in rows], len(buckets) - 1)] if buckets else []

@@ -21,7 +21,7 @@ from thinwire.kernels.reference import ROUNDING, stream_salt
 
 _TILE = 8192  # elements whose moments one program takes
 _BITE = 1024
-_WORDS = 256  # words of packed trits, twenty in each, that one program writes: one a thread
+_WORDS = 256  # words of packed trits, twenty in each, that one program writes: one per thread
 _HEADER_WORDS = 9
 _STEP_WORD = 6
 

@@ -10,7 +10,7 @@ _TRIT_WEIGHTS = [1, 3, 9, 27, 81]
 
 
 def pack_bits(bits: Tensor) -> Tensor:  # (n,) bool -> (ceil(n/8),) uint8
-    """Pack eight bits a byte, the first in the lowest place."""
+    """Pack eight bits per byte, the first in the lowest place."""
     nbytes = -(-bits.numel() // 8)
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, nbytes * 8 - bits.numel())).view(nbytes, 8)
     packed = padded[:, 0].clone()
@@ -27,7 +27,7 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:  # (>= ceil(count/8),) ui
 
 
 def pack_trits(trits: Tensor) -> Tensor:  # (n,) int8 in {-1, 0, 1} -> (ceil(n/5),) uint8
-    """Pack five trits a byte in base 3 (3**5 = 243), the first in the lowest place; a trit travels as trit + 1."""
+    """Pack five trits per byte in base 3 (3**5 = 243), the first in the lowest place; a trit travels as trit + 1."""
     nbytes = -(-trits.numel() // 5)
     padded = torch.nn.functional.pad((trits + 1).to(torch.uint8), (0, nbytes * 5 - trits.numel())).view(nbytes, 5)
     packed = padded[:, 0].clone()

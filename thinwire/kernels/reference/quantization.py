@@ -1,4 +1,4 @@
-"""Values in few bits: ternary with TernGrad's scalers, signs with a scale a block, and eight bits."""
+"""Values in few bits: ternary with TernGrad's scalers, signs with a scale per block, and eight bits."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Segments:
-    """One row a parameter: where its state starts in the flat vectors, and what its optimizer group says.
+    """One row per parameter: where its state starts in the flat vectors, and what its optimizer group says.
 
     ``weights`` holds the parameter where weight decay is applied here, else None. ``applied`` is how many times it is
     taken off what is kept, because it is applied without being sent (see ``accumulate``).

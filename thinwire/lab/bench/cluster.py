@@ -140,7 +140,7 @@ def merged(parts: Sequence[Row]) -> Row:
 def machine() -> str:
     """The processor, and that all hosts share it."""
     model = hardware(torch.device("cpu")).rpartition(",")[0]
-    return f"{model}, {len(os.sched_getaffinity(0))} cores for all hosts, 1 thread a host"
+    return f"{model}, {len(os.sched_getaffinity(0))} cores for all hosts, 1 thread per host"
 
 
 def finished(row: Row, hosts: int, rate: str, job: Job) -> Row:

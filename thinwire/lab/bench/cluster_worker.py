@@ -100,7 +100,7 @@ class Host:
         return found
 
     def rows(self, methods: Sequence[str]) -> list[dict[str, Any]]:
-        """One row a method, noop first: all of them are set up, and then take turns step by step."""
+        """One row per method, noop first: all of them are set up, and then take turns step by step."""
         lanes = [Lane(self, method) for method in methods]
         for lane in lanes:
             lane.commit()

@@ -15,7 +15,7 @@ from thinwire.lab.recipes.models.vgg_cifar import vgg16
 
 
 class Cifar10(ImageRecipe):
-    """gTop-k, Table V: 140 epochs, 128 images a worker and 4 workers, momentum 0.9, smaller rates at first.
+    """gTop-k, Table V: 140 epochs, 128 images per worker and 4 workers, momentum 0.9, smaller rates at first.
 
     Random crops out of 4 pixels of padding, random flips. The rate rises for 4 of 140 epochs (of 30: for less than one,
     unless `lr_warmup` says otherwise) and falls with half a cosine. DGC's default warm-up is 4 epochs of 97 steps, as

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Where the time of a step went, in seconds a step.
+    """Where the time of a step went, in seconds per step.
 
     ``forward_backward_s + wait_s + other_s`` is the step. ``wait_s`` is what the exchange added to it: the time from
     the last gradient of the backward pass to the end of the exchange. ``other_s`` is the rest: making the batch, the

@@ -1,4 +1,4 @@
-"""Forward and backward passes of several ranks as one CUDA graph with a branch a rank.
+"""Forward and backward passes of several ranks as one CUDA graph with a branch per rank.
 
 A small network's kernels neither fill a large GPU nor take as long as their launches. Recorded once and replayed, all
 ranks' passes run side by side.

@@ -1,7 +1,7 @@
 """The training loop of every recipe: a plain DDP loop with one added line, and reports on how it goes.
 
 What a step costs beyond a plain loop is two clock readings (on a GPU, two events). Everything else, all that waits for
-the GPU or for other ranks, happens at checks, about four times a second.
+the GPU or for other ranks, happens at checks, about four times per second.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from thinwire.lab.recipes.models.lenet import lenet
 
 
 class MnistLenet(ImageRecipe):
-    """TernGrad, section 4.1: 64 images a step, 10 thousand steps, polynomial decay of power 0.5, no augmentation.
+    """TernGrad, section 4.1: 64 images per step, 10 thousand steps, polynomial decay of power 0.5, no augmentation.
 
     For plain SGD the paper takes momentum 0 and a rate of 0.1.
     """

@@ -18,7 +18,7 @@ from thinwire.lab.recipes.translation import MAX_PIECES, TranslationRecipe
 
 
 class Multi30k(TranslationRecipe):
-    """29,000 sentence pairs, 8,000 subwords for both languages; Adam, 256 pairs a step; BLEU on test_2016_flickr.
+    """29,000 sentence pairs, 8,000 subwords for both languages; Adam, 256 pairs per step; BLEU on test_2016_flickr.
 
     As in Aji and Heafield, section 4: Adam with a linear warm-up of the rate, averaging every 500 steps. They drop 99 %
     after a warm-up of three epochs; here 3 % in 8 bits are sent, for the same bytes.

@@ -19,7 +19,7 @@ from thinwire.lab.recipes.models.lstm_lm import LstmLanguageModel
 class PtbLstm(LanguageRecipe):
     """Two LSTM layers of 650 units (Zaremba et al.'s medium size), tied embeddings: 13.3 M parameters.
 
-    gTop-k, Table V: 40 epochs, 100 sequences of 35 words a step, a rate of 1; momentum 0.9 and Nesterov as in DGC,
+    gTop-k, Table V: 40 epochs, 100 sequences of 35 words per step, a rate of 1; momentum 0.9 and Nesterov as in DGC,
     with the gradient's norm clipped at 0.25. The rate falls with half a cosine.
     """
 

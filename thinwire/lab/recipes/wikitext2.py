@@ -19,7 +19,7 @@ from thinwire.lab.recipes.sharing import epoch_generator, part_of_batch, seed_dr
 
 
 class Wikitext2Transformer(LanguageRecipe):
-    """4 layers of width 256, tied embeddings: 11.7 M parameters; AdamW, 64 windows of 128 words a step.
+    """4 layers of width 256, tied embeddings: 11.7 M parameters; AdamW, 64 windows of 128 words per step.
 
     Momentum correction needs SGD; with Adam, sparse methods keep plain error feedback.
     """

@@ -1,6 +1,6 @@
 """CMU AN4 as cepstral coefficients: short spoken addresses, dates, numbers and commands.
 
-frames.npy       (13, all frames) MFCCs at 100 frames a second, one utterance after the other
+frames.npy       (13, all frames) MFCCs at 100 frames per second, one utterance after the other
 lengths.npy      (utterances,) frames of each
 transcripts.tsv  a line an utterance in the same order: "train" or "test", its name, its words, split by tabs
 """

@@ -204,9 +204,10 @@ def test_learning_rate_factors_are_for_methods_that_estimate_no_mean() -> None:
 def test_histograms_of_a_model_without_ternary_tensors() -> None:
     def work(net: ThreadNet) -> set[str]:
         module = nn.Linear(8, 4)
+        reducer = thinwire.Reducer(module.named_parameters(), thinwire.TernGrad(), net)
         tap = GradientTap(module)
         module(torch.ones(2, 8)).sum().backward()
-        found = histograms("terngrad", thinwire.TernGrad(), module, tap, 0, net)
+        found = histograms("terngrad", reducer, module, tap, 0)
         return set(found.by_tag) if found is not None else set()
 
     assert ThreadWorld(2).run(work) == [{"weight/original", "weight/averaged"}, set()]

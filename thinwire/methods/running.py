@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thinwire.engine.aggregators import Exchange, NoopMean
+from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.hierarchy import Hierarchy, sends_nothing
-from thinwire.engine.layout import Layout
+from thinwire.engine.layout import Layout, memory_flat
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods.base import Method
 from thinwire.transport.nets import Nets
@@ -70,6 +72,19 @@ class RunningMethod:
             layout = self.method.layout(rows, model=self._rows, compress=self.compresses)
             self._layouts[ordinals] = layout
         return layout
+
+    def stages(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, dict[str, Tensor]]:
+        """What becomes of this rank's gradients of a step on their way, by stage and name, where the compressor shows
+        it: compressors are pure, so these are the values that the exchange sent. Collective; nothing is kept."""
+        if not hasattr(self.compressor, "stages"):
+            return {}
+        places = [place for place, (name, _, _) in enumerate(self._rows) if name in gradients]
+        layout = self.layout(tuple(places))
+        context = ExchangeContext(layout, step, (Hyper(),) * len(places))
+        flat = [memory_flat(gradients[segment.name]).to(torch.float32) for segment in layout.coded]
+        x = torch.cat([*flat, torch.empty(0, dtype=torch.float32)])
+        shown = self.compressor.stages(context, x, self.inner.stages.agree, self.inner.net.rank)
+        return {stage: {s.name: values[s.span] for s in layout.coded} for stage, values in shown.items()}
 
     def kept(self, kind: str) -> dict[str, Tensor]:
         """What the memory keeps of a kind, by parameter name; nothing where it has no such kind."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from thinwire.engine.context import ExchangeContext, Hyper
-from thinwire.engine.layout import memory_flat
+from thinwire import Reducer
 from thinwire.lab.recipes.events import Histogram, Histograms
-from thinwire.methods import Method
-from thinwire.transport import Net
 
 NUM_BINS = 64
 MOST_TENSORS = 8
@@ -45,44 +40,20 @@ def _watched(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(weights)
 
 
-def histograms(
-    spec: str, method: Method, module: nn.Module, tap: GradientTap, step: int, net: Net
-) -> Histograms | None:
+def histograms(spec: str, reducer: Reducer, module: nn.Module, tap: GradientTap, step: int) -> Histograms | None:
     """The tapped gradients and their means, on rank 0; every rank calls this after the step's backward pass.
 
     ``step`` counts from 0, as the exchange does. Where the compressor shows its ``stages`` also what became of them:
     with TernGrad clipped (Eq. 21) and ternary, the very values that this rank sent.
     """
     stages: dict[str, dict[str, Tensor]] = {"original": tap.gradients}
-    stages |= _compressed(method, tap.gradients, step, net)
+    stages |= reducer.running.stages(tap.gradients, step)
     parameters = dict(module.named_parameters())
     stages["averaged"] = {name: g for name in tap.gradients if (g := parameters[name].grad) is not None}
-    if net.rank != 0:
+    if reducer.nets.own.rank != 0:
         return None
     found = {f"{name}/{stage}": _histogram(x) for stage, by_name in stages.items() for name, x in by_name.items()}
     return Histograms(spec=spec, step=step + 1, by_tag=found)
-
-
-def _compressed(method: Method, gradients: dict[str, Tensor], step: int, net: Net) -> dict[str, dict[str, Tensor]]:
-    """The compressor is pure: the same gradient, step and rank give what the exchange sent."""
-    compressor: Any = getattr(method.aggregator(net, True), "compressor", None)
-    if not hasattr(compressor, "stages"):
-        return {}
-    layout = method.layout([(name, place, g.shape) for place, (name, g) in enumerate(gradients.items())])
-    context = ExchangeContext(layout, step, (Hyper(),) * len(gradients))
-    x = torch.cat(
-        [memory_flat(gradients[segment.name]).to(torch.float32) for segment in layout.coded] or [torch.zeros(0)]
-    )
-
-    def agree(numbers: Tensor | None) -> Tensor | None:
-        if numbers is not None:
-            net.all_reduce(numbers, largest=True)
-        return numbers
-
-    return {
-        stage: {segment.name: values[segment.span] for segment in layout.coded}
-        for stage, values in compressor.stages(context, x, agree, net.rank).items()
-    }
 
 
 def _histogram(x: Tensor) -> Histogram:

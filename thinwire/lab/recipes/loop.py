@@ -179,7 +179,7 @@ class Training:
 
     def _report_histograms(self, tap: GradientTap) -> None:
         tap.close()
-        found = histograms(self.spec, self.method, self.module, tap, self.step, self.net)
+        found = histograms(self.spec, self.wire.reducer, self.module, tap, self.step)
         if found is not None:
             self.report(found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import workers
@@ -109,17 +110,11 @@ def readable_stats(group: dist.ProcessGroup) -> None:
         training.step(step)
     first = training.wire.stats
     text = str(first)
-    for word in (
-        "4 steps",
-        "kB",
-        ", ratio ",
-        "link ratio ",
-        "density 0.02",
-        "s compressing",
-        "s communicating",
-        "residual norm",
-    ):
-        assert word in text, text
+    sent, instead, less, added = first.bytes_sent / 1e3, first.dense_bytes / 1e3, first.link_ratio, first.added_ms
+    assert text == (
+        f"4 steps: sent {sent:.3g} kB instead of {instead:.3g} kB ({less:.3g}x less); "
+        f"communication added {added:.3g} ms per step"
+    )  # of two ranks a ring all-reduce sends each as much as it has
     assert first.ratio > 10 and first.link_ratio > 1 and first.residual_norm > 1
     for seconds in (first.seconds_compensating, first.seconds_compressing, first.seconds_communicating):
         assert 0 < seconds < 60
@@ -151,7 +146,7 @@ def counted_over_a_resume(group: dist.ProcessGroup) -> None:
     for step in range(6, 9):
         second.step(step)
     resumed = second.wire.stats
-    assert (resumed.steps, resumed.steps_before) == (3, 6) and "3 steps (after 6 before" in str(resumed)
+    assert (resumed.steps, resumed.steps_before) == (3, 6) and str(resumed).startswith("3 steps: sent")
     assert resumed.bytes_sent == whole.bytes_sent / 2 and resumed.dense_bytes == whole.dense_bytes / 2
     second.wire.load_state_dict(saved)  # back to the saved moment: what was sent meanwhile was sent
     second.step(6)
@@ -201,3 +196,55 @@ def counted_by_auto(group: dist.ProcessGroup) -> None:
 
 def test_stats_count_apart_what_auto_measures(cluster: Cluster) -> None:
     cluster.run(counted_by_auto, 2)
+
+
+def told_and_logged(group: dist.ProcessGroup) -> dict[str, Any]:
+    rank = dist.get_rank(group)
+    training = Training(group, Run(thinwire.DGC(density=0.02, values="fp32"), "heavy"))
+    wire, lines = training.wire, []
+    assert wire is not None
+    wire.log_every(2, lines.append)
+    steps = [wire.stats]
+    for step in range(5):
+        training.step(step)
+        steps.append(wire.stats)
+    recent = steps[4].since(steps[2])
+    numbers = steps[4].to_dict()
+    assert recent.steps == 2 and recent.bytes_sent == steps[4].bytes_sent - steps[2].bytes_sent
+    assert recent.steps_before == 2 and recent.gradient_norm == steps[4].gradient_norm
+    assert numbers["link_ratio"] == steps[4].link_ratio and numbers["steps"] == 4 and numbers["added_ms"] > 0
+    assert all(isinstance(value, int | float) for value in numbers.values()) and "slow_because" not in numbers
+    if rank == 0:
+        first, second = lines
+        assert first.startswith("step 2: sent ") and second.startswith(f"step 4: {recent.sentence()}; gradient norm ")
+    else:
+        assert not lines
+    with pytest.raises(ValueError, match="a number of steps of at least 1, not 0"):
+        wire.log_every(0)
+    wire.detach()
+    return numbers
+
+
+def test_stats_go_to_loggers_and_every_few_steps_to_people(cluster: Cluster) -> None:
+    first, second = cluster.run(told_and_logged, 2)
+    assert first["gradient_norm"] == second["gradient_norm"] > 0
+
+
+def norm_of_plain_gradients(group: dist.ProcessGroup) -> tuple[float, float]:
+    """One step of one parameter: what is measured, and the norm of this rank's own gradient."""
+    weight = torch.nn.Parameter(torch.zeros(600, 10))
+    reducer = thinwire.Reducer({"weight": weight}, thinwire.DGC(density=0.01), group)
+    reducer.log_every(1, lambda line: None)
+    gradient = noise((600, 10), dist.get_rank(group), 0, "weight")
+    own = float(gradient.norm())
+    reducer.reduce({"weight": gradient})
+    found = reducer.stats.gradient_norm
+    reducer.detach()
+    assert found is not None
+    return found, own
+
+
+def test_gradient_norm_is_that_of_the_gradients_before_compression(cluster: Cluster) -> None:
+    results = cluster.run(norm_of_plain_gradients, 3)
+    expected = (sum(own**2 for _, own in results) / 3) ** 0.5
+    assert all(found == pytest.approx(expected, rel=1e-6) for found, _ in results)

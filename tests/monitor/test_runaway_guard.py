@@ -17,7 +17,7 @@ from workers import Run, Training, noise, own_part
 
 import thinwire
 from thinwire.engine.norms import Norms
-from thinwire.monitor.health import Guard
+from thinwire.monitor.health import Guard, measured_health
 from thinwire.transport import ThreadNet, ThreadWorld
 
 
@@ -155,7 +155,7 @@ def test_guard_takes_neither_spikes_nor_convergence_for_a_runaway() -> None:
             for step, (g, e) in enumerate(zip(gradients, residuals, strict=True)):
                 norms = Norms.nothing().of_gradients([torch.tensor([g])])
                 norms = norms.of_wanted(torch.tensor([e * 1.1])).of_left(torch.tensor([e]))
-                guard.conclude(step, norms, net, None)
+                guard.conclude(measured_health(step, norms, net), None)
                 found.append(guard.runaways)
             return found
 

@@ -593,7 +593,7 @@ def counted(group: Any) -> None:
     assert stats.bytes_sent == stats.bytes_received == (size - 1) * 5 * frame and stats.bytes_inside == 0
     assert stats.density == 0.05 and stats.residual_norm == pytest.approx(float(together(loop.kept()).norm()))
     assert stats.seconds_communicating > 0 and stats.seconds_compressing > 0 and stats.seconds_compensating > 0
-    assert str(stats).startswith("5 steps, sent") and torch.tensor(loop.reducer.snapshot(False).residual_norm).isnan()
+    assert str(stats).startswith("5 steps: sent") and torch.tensor(loop.reducer.snapshot(False).residual_norm).isnan()
     assert f"rank {loop.rank} of {size}, 5 steps" in repr(loop.reducer)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -83,6 +83,10 @@ class Wire:
     def snapshot(self, residual_norm: bool = True) -> Stats:
         """``stats``, on request without the residual's norm (then nan), which costs a pass over the residual."""
         return self.reducer.snapshot(residual_norm)
+
+    def log_every(self, steps: int, tell: Callable[[str], None] = print) -> None:
+        """Every so many steps rank 0 hands a line about what was sent to ``tell`` (see ``Reducer.log_every``)."""
+        self.reducer.log_every(steps, tell)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -69,12 +69,21 @@ def check_watched(method: Method, guard: object, check_replicas_every: object, e
         )
 
 
+def measured_health(step: int, norms: Norms, net: Net) -> Health:
+    """Put the ranks' numbers of one step together; collective."""
+    with overhead(net):
+        rows = [frame.cpu().clone().view(torch.float64) for frame in net.all_gather(norms.as_bytes())]
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return _health(step, *total.tolist())
+
+
 class Guard:
     """Asks for the norms of every ``every``-th step and judges the numbers that come back."""
 
     def __init__(self, mode: str, every: int) -> None:
         self.mode, self.every = mode, every
-        self.health: Health | None = None
         self.density_factor = 1.0
         self.runaways = 0  # measurements at which the run was found running away
         self._sentence: str | None = None
@@ -88,20 +97,14 @@ class Guard:
 
     def restart(self) -> None:
         """Forget what was measured: another method follows, or another run."""
-        self._usual, self._recent, self._warned, self.health, self.density_factor = [], [], False, None, 1.0
+        self._usual, self._recent, self._warned, self.density_factor = [], [], False, 1.0
 
-    def conclude(self, step: int, norms: Norms, net: Net, density: float | None) -> None:
-        """Put the ranks' numbers together and decide; ``density`` is the one of this step, None where there is none."""
-        with overhead(net):
-            rows = [frame.cpu().clone().view(torch.float64) for frame in net.all_gather(norms.as_bytes())]
-        total = rows[0].clone()
-        for row in rows[1:]:
-            total += row
-        self.health = _health(step, *total.tolist())
-        self._recent = [*self._recent, self.health][-2 * WINDOW :]
-        high = len(self._usual) >= WINDOW and _exceeds([self.health], self._usual, BOUND)
+    def conclude(self, health: Health, density: float | None) -> None:
+        """Judge a measurement and decide; ``density`` is the one of its step, None where there is none."""
+        self._recent = [*self._recent, health][-2 * WINDOW :]
+        high = len(self._usual) >= WINDOW and _exceeds([health], self._usual, BOUND)
         if not high:
-            self._usual = [*self._usual, self.health][-KEPT:]
+            self._usual = [*self._usual, health][-KEPT:]
         if len(self._usual) < 2 * WINDOW or not _exceeds(self._recent[-WINDOW:], self._usual, BOUND):
             self._warned = False
             return
@@ -109,7 +112,7 @@ class Guard:
             return
         self.runaways += 1
         self._recent = []
-        what = self._describe(self.health)
+        what = self._describe(health)
         if self.mode == "densify" and density is not None and density < 1.0:
             self.density_factor *= FACTOR
             self._sentence = f"{what}; the density is raised from {density:.3g} to {min(1.0, density * FACTOR):.3g}"

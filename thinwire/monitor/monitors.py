@@ -8,8 +8,9 @@ from torch import Tensor
 
 from thinwire.engine.norms import UNMEASURED, Measured, Norms
 from thinwire.methods.running import RunningMethod
-from thinwire.monitor.health import Guard
+from thinwire.monitor.health import Guard, Health, measured_health
 from thinwire.monitor.replicas import check_replicas
+from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import StragglerMonitor
 from thinwire.monitor.user_warning import warn_user
 from thinwire.transport import overhead
@@ -25,18 +26,20 @@ class Monitors:
     def __init__(
         self,
         nets: Nets,
-        health: Guard | None,
+        guard: Guard | None,
         check_replicas_every: int | None,
         replicas: Callable[[], Mapping[str, Tensor] | None],
     ) -> None:
-        self.health, self.stragglers, self.replicas = health, StragglerMonitor(), replicas
+        self.guard, self.stragglers, self.replicas = guard, StragglerMonitor(), replicas
+        self.health: Health | None = None  # what the last measurement found
+        self.log: StepLog | None = None
         self._nets, self.check_every = nets, check_replicas_every
         self._checked = 0  # passes at the last check of the replicas
         self._norms: tuple[int, Norms] = (-1, Norms.nothing())  # of the exchanges of a measured step so far
 
     def norms(self, step: int) -> Measured:
         """What the exchanges of this step have added up so far, where it is measured."""
-        if self.health is None or not self.health.measures(step):
+        if not any(one is not None and one.measures(step) for one in (self.guard, self.log)):
             return UNMEASURED
         last, norms = self._norms
         return norms if last == step else Norms.nothing()
@@ -48,10 +51,13 @@ class Monitors:
     def step_exchanged(self, step: int, running: RunningMethod) -> None:
         """After the last exchange of a step: the same decision about the density on all ranks."""
         norms = self.norms(step)
-        if isinstance(norms, Norms) and self.health is not None:
-            self._norms = -1, Norms.nothing()  # another pass of this step has its own
-            self.health.conclude(step, norms, self._nets.own, running.density(step))
-            running.density_factor = self.health.density_factor
+        if not isinstance(norms, Norms):
+            return
+        self._norms = -1, Norms.nothing()  # another pass of this step has its own
+        self.health = measured_health(step, norms, self._nets.own)
+        if self.guard is not None and self.guard.measures(step):
+            self.guard.conclude(self.health, running.density(step))
+            running.density_factor = self.guard.density_factor
 
     def compares_pace(self, running: RunningMethod) -> bool:
         """Whether the ranks compare their pace, every SAMPLE_EVERY passes."""
@@ -76,7 +82,7 @@ class Monitors:
 
     def warn(self) -> None:
         """Say once what a measurement found, on one rank."""
-        sentence = self.health.take_sentence() if self.health is not None else None
+        sentence = self.guard.take_sentence() if self.guard is not None else None
         if sentence is not None and self._nets.own.rank == 0:
             warn_user(sentence)
 
@@ -85,6 +91,7 @@ class Monitors:
 
     def restart(self, density_factor: float = 1.0) -> None:
         """Forget what was measured: another method follows, or another run."""
-        if self.health is not None:
-            self.health.restart()
-            self.health.density_factor = density_factor
+        self.health = None
+        if self.guard is not None:
+            self.guard.restart()
+            self.guard.density_factor = density_factor

@@ -20,7 +20,6 @@ from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.hierarchy import machine_groups
 from thinwire.engine.layout import Layout, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
-from thinwire.engine.norms import UNMEASURED, Measured
 from thinwire.engine.optimizer import NoOptimizer
 from thinwire.engine.stages import Clock
 from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
@@ -31,6 +30,7 @@ from thinwire.methods.registry import for_other_optimizers
 from thinwire.methods.running import RunningMethod
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.monitors import Monitors
+from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import SAMPLE_EVERY
 from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, flat_like, places_of
@@ -198,6 +198,7 @@ class Reducer:
             copy_back(parts[place], self.parameters[name], gradients[name])
         if isinstance(self.view, NoOptimizer):  # else behind the optimizer's step
             self.monitors.warn()
+            self._tell(self.progress.step)
 
     def _groups(self, ordinals: tuple[int, ...]) -> list[tuple[int, ...]]:
         """What travels together: all of it, or where that changes the result, groups that the model alone decides."""
@@ -240,9 +241,7 @@ class Reducer:
             if self._pending:
                 self._add_pending(segments, parts)
             context = ExchangeContext(layout, step, entered, weights)
-            norms: Measured = UNMEASURED
-            if self.monitors.health is not None:
-                norms = self.monitors.norms(step).of_gradients(parts)
+            norms = self.monitors.norms(step).of_gradients(parts)
             self.progress.dense_bytes += 4 * layout.numel
             self.monitors.add(step, self.running.aggregator.reduce(context, parts, norms))
             if apply and self.running.takes_weight_decay:
@@ -292,6 +291,11 @@ class Reducer:
         if self.monitors.checks_replicas(progress.passes, equal):
             self.worker.wait()
         self.monitors.after_optimizer_step(progress.passes, progress.optimizer_steps, equal)
+        self._tell(progress.optimizer_steps)
+
+    def _tell(self, step: int) -> None:
+        if self.monitors.log is not None:
+            self.monitors.log.after_step(step, partial(self.snapshot, residual_norm=False))
 
     # ------------------------------------------------------------------------------------------ looking, evaluating
 
@@ -305,6 +309,13 @@ class Reducer:
         if self._attached:
             self.worker.wait()
         return stats_of(self, residual_norm)
+
+    def log_every(self, steps: int, tell: Callable[[str], None] = print) -> None:
+        """Every so many steps rank 0 hands a line about what was sent since the last one to ``tell``.
+
+        All ranks call it alike: they measure the gradient's norm together.
+        """
+        self.monitors.log = StepLog(steps, self.snapshot(False), tell if self.nets.own.rank == 0 else None)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -367,7 +378,7 @@ class Reducer:
             if not isinstance(chosen, Method):
                 raise ValueError(f"method must be a thinwire method or its string form, not {method!r}")
             chosen.check_exclude(list(self.parameters))
-            guard = self.monitors.health
+            guard = self.monitors.guard
             check_watched(chosen, guard.mode if guard is not None else None, self.monitors.check_every)
             if chosen.takes_momentum(self.view.is_sgd):
                 self.view.check_takeover(chosen.name, partial(for_other_optimizers, chosen))

@@ -22,8 +22,7 @@ def stats_of(reducer: Reducer, residual_norm: bool) -> Stats:
     busy = reducer.worker.busy_s
     if busy is not None:  # the host's clock would count the wait for the backward pass, too
         compensating, compressing = 0.0, max(0.0, busy - communicating)
-    guard = reducer.monitors.health
-    health = guard.health if guard is not None else None
+    guard, health = reducer.monitors.guard, reducer.monitors.health
     return Stats(
         steps=progress.step - progress.steps_before,
         world_size=nets.between.size,
@@ -38,6 +37,7 @@ def stats_of(reducer: Reducer, residual_norm: bool) -> Stats:
         seconds_waiting=reducer.worker.waited_s,
         residual_norm=aggregator.residual_square_sum() ** 0.5 if residual_norm else math.nan,
         steps_skipped=reducer.skipper.skipped if reducer.skipper is not None else 0,
+        gradient_norm=health.gradient_norm / nets.own.size**0.5 if health is not None else None,
         residual_to_gradient=health.residual_to_gradient if health is not None else None,
         compression_error=health.compression_error if health is not None else None,
         staleness=health.staleness if health is not None else None,

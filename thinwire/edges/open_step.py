@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thinwire.engine.context import Hyper
-from thinwire.engine.layout import Layout, Segment, memory_flat
+from thinwire.engine.layout import Layout, Segment, flat_like, memory_flat
 from thinwire.reducer import Reducer
 from thinwire.torch_private import backward_id
 
@@ -55,7 +55,7 @@ class Share:
     kept: bool = False  # whether these exchanges can be taken back
     before: Any = None  # what the method kept of the parameter before them
     local: Tensor | None = None  # (numel,) float32: this rank's gradient in them; None where that is not known any more
-    weight: Tensor | None = None  # the parameter at the first of them
+    weight: Tensor | None = None  # (numel,) the parameter at the first of them
     written: Tensor | None = None  # (numel,) what the last of them wrote
 
 
@@ -152,7 +152,9 @@ class OpenStep:
                     self._hold(ordinal)
 
     def _hold(self, ordinal: int) -> None:
-        content = _as_in_buckets(self._parameters[ordinal])
+        parameter = self._parameters[ordinal]
+        assert parameter.grad is not None
+        content = flat_like(parameter, parameter.grad)
         written = self._shares[ordinal].written if ordinal in self._shares else None
         if written is not None and written.dtype == content.dtype and torch.equal(content, written):
             self._held[ordinal] = Held(written, changed=False)
@@ -187,7 +189,7 @@ class OpenStep:
             share = self._shares[segment.ordinal] = Share()
             if self.keeps and self._wants_copies:
                 share.kept, share.before, share.local = True, copy_of(segment.name), part.clone()
-                share.weight = weight.detach().clone() if weight is not None else None
+                share.weight = memory_flat(weight.detach()).clone() if weight is not None else None
             return False, content
         if self._logs and self.keeps and not share.kept and held is None and not self._several:
             log.warning(LATE)
@@ -274,16 +276,6 @@ def _here(tensor: Tensor) -> Tensor:
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return tensor
-
-
-def _as_in_buckets(parameter: Tensor) -> Tensor:  # -> (numel,)
-    """A .grad's elements in the order in which DDP's buckets have them."""
-    grad = parameter.grad
-    assert grad is not None
-    grad = grad.detach()
-    if grad.stride() != parameter.stride():
-        grad = torch.empty_like(parameter, dtype=grad.dtype, requires_grad=False).copy_(grad)
-    return memory_flat(grad)
 
 
 def _filled(grads: dict[int, Tensor]) -> set[int]:

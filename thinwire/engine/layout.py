@@ -17,24 +17,47 @@ def memory_flat(tensor: Tensor) -> Tensor:  # any shape -> (numel,)
     A dense tensor in another memory format (channels_last, a transposed weight) is one stretch of memory; anything else
     is taken row by row, as DDP does.
     """
-    if tensor.is_contiguous():
+    if tensor.is_contiguous() or not _is_dense(tensor):
         return tensor.reshape(-1)
-    if tensor.dim() != 4 or not tensor.is_contiguous(memory_format=torch.channels_last):
-        expected = 1
-        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-            if size != 1:
-                if stride != expected:
-                    return tensor.reshape(-1)
-                expected *= size
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor that is not contiguous is one stretch of memory."""
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def flat_like(parameter: Tensor, tensor: Tensor) -> Tensor:  # -> (numel,)
+    """A tensor's elements in the order in which the parameter's lie in memory: a view where that is theirs."""
+    tensor = tensor.detach()
+    if not _has_order_of_memory(parameter):
+        return tensor.reshape(-1)
+    if tensor.stride() == parameter.stride():
+        return memory_flat(tensor)
+    laid = torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device, requires_grad=False)
+    return memory_flat(laid.copy_(tensor))
 
 
 def shaped_like(flat: Tensor, tensor: Tensor) -> Tensor:  # (numel,) -> the tensor's shape and memory format
     """Undo memory_flat: a copy with the tensor's dtype."""
+    if not _has_order_of_memory(tensor):
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(flat.view(tensor.shape))
     out = torch.empty_like(tensor, requires_grad=False)
-    view = memory_flat(out)
-    view.copy_(flat)
-    return out if view.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() else view.view_as(out)
+    memory_flat(out).copy_(flat)
+    return out
+
+
+def _has_order_of_memory(tensor: Tensor) -> bool:
+    """Whether memory_flat is a view of the tensor."""
+    return tensor.is_contiguous() or _is_dense(tensor)
 
 
 @dataclass(frozen=True)

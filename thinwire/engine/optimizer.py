@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.context import Hyper
-from thinwire.engine.layout import memory_flat, shaped_like
+from thinwire.engine.layout import flat_like, shaped_like
 
 
 class OptimizerView:
@@ -147,7 +147,7 @@ class OptimizerView:
             state = self.optimizer.state.get(parameter, {})
             buffer = state.pop("momentum_buffer", None)
             if buffer is not None:
-                buffers[name] = self._turned(parameter, memory_flat(buffer.detach()).to(torch.float32, copy=True))
+                buffers[name] = self._turned(parameter, flat_like(parameter, buffer).to(torch.float32, copy=True))
         return buffers
 
     def _turned(self, parameter: Tensor, velocity: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradients by name, as the engine takes them: flat, in the order in which the parameters' elements lie in memory."""
+"""Gradients by name, as the engine takes them and gives them back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from thinwire.engine.layout import memory_flat, shaped_like
+from thinwire.engine.layout import shaped_like
 
 
 def places_of(gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[int, str]:
@@ -27,14 +27,6 @@ def places_of(gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor])
     if not gradients:
         raise ValueError("reduce got no gradients: give at least one, by the name of its tensor")
     return {places[name]: name for name in gradients}
-
-
-def flat_like(parameter: Tensor, gradient: Tensor) -> Tensor:  # -> (numel,)
-    """The gradient's elements in the order in which the parameter's lie in memory: a view where that is theirs."""
-    gradient = gradient.detach()
-    if gradient.stride() == parameter.stride():
-        return memory_flat(gradient)
-    return memory_flat(torch.empty_like(parameter, dtype=gradient.dtype, device=gradient.device).copy_(gradient))
 
 
 def copy_back(part: Tensor, parameter: Tensor, gradient: Tensor) -> None:

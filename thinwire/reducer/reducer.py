@@ -18,7 +18,7 @@ from thinwire.checkpoint.format import STATE_FORMAT, StateShape, pack, state_for
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.hierarchy import machine_groups
-from thinwire.engine.layout import Layout, shaped_like
+from thinwire.engine.layout import Layout, flat_like, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.optimizer import NoOptimizer
 from thinwire.engine.stages import Clock
@@ -33,7 +33,7 @@ from thinwire.monitor.monitors import Monitors
 from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import SAMPLE_EVERY
 from thinwire.reducer.hand_over import HandOver
-from thinwire.reducer.named_gradients import copy_back, flat_like, places_of
+from thinwire.reducer.named_gradients import copy_back, places_of
 from thinwire.reducer.setup import EdgeTerms, HierarchySpec, check_seen, checked, form_of, group_of
 from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -103,8 +104,8 @@ def ddp(group: Any) -> None:
     model.used.requires_grad_(True)
 
     assert not private.has_comm_hook(wrapped)
-    wrapped.register_comm_hook(None, unchanged)
-    assert private.has_comm_hook(wrapped)
+    private.register_uncopied_hook(wrapped, unchanged)
+    assert private.has_comm_hook(wrapped) and copy.deepcopy(wrapped._comm_hooks) == []
 
     assert not private.has_joined(wrapped) and private.divides_by_all_ranks(wrapped)
     for divides in (False, True):

@@ -1,4 +1,9 @@
-"""The error types that are not plain ValueErrors."""
+"""The error types that are not plain ValueErrors, and a sentence that two rooms say."""
+
+UNCOPIED = (
+    "a wire and its reducer belong to one model and process group and cannot be copied or saved; save "
+    "wire.state_dict(), or attach the copy of the model"
+)
 
 
 class FrameError(RuntimeError):

@@ -106,6 +106,21 @@ def has_comm_hook(model: DistributedDataParallel) -> bool:
     return bool(getattr(model, "_comm_hooks", []))
 
 
+def register_uncopied_hook(model: DistributedDataParallel, hook: Callable[..., Any]) -> None:
+    """Register a communication hook that is the model's alone: a copied DDP has the list of hooks (``_comm_hooks``)
+    and never registers them. Without that list there is nothing to copy."""
+    model.register_comm_hook(None, hook)
+    if hasattr(model, "_comm_hooks"):
+        model._comm_hooks = _Uncopied(model._comm_hooks)
+
+
+class _Uncopied(list[Any]):
+    """A list that is empty in a copy."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return list, ()
+
+
 def has_joined(model: DistributedDataParallel) -> bool:
     """Whether a join for uneven inputs has begun: ``_join_config``, which torch leaves as it is after the join."""
     return bool(_read(model, "_join_config").enable)

@@ -16,6 +16,7 @@ from thinwire.advisor.advice import Advice, advise_from, compared, planned, with
 from thinwire.advisor.cost import Workload
 from thinwire.advisor.link import measure_link
 from thinwire.advisor.profile import Profile, buckets_of, measure_exchange
+from thinwire.edges.own_hook import OwnHook
 from thinwire.edges.wire import Wire
 from thinwire.methods import Method, parse_method
 from thinwire.methods.registry import for_other_optimizers
@@ -47,7 +48,7 @@ class Auto:
         self._stepped = False
         self._steps = 0
         self._handles: list[Any] = [
-            wire.model.register_forward_pre_hook(self._before_forward),
+            wire.model.register_forward_pre_hook(OwnHook(self._before_forward)),
             self._view.before_step(self._before_optimizer),
             self._view.after_step(self._after_optimizer),
         ]

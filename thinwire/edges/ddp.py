@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.edges.own_hook import OwnHook
 from thinwire.engine.worker import Bucket
 from thinwire.errors import DetachedError
 from thinwire.torch_private import (
@@ -23,6 +24,7 @@ from thinwire.torch_private import (
     backward_is_running,
     exchanged_by_ddp,
     has_comm_hook,
+    register_uncopied_hook,
 )
 from thinwire.transport.device_time import mark
 
@@ -135,8 +137,8 @@ def router_of(model: DistributedDataParallel) -> Router:
     router = _routers.get(model)
     if router is None:
         router = Router(len(exchanged_by_ddp(model)))
-        model.register_comm_hook(None, router.hook)
-        model.register_forward_pre_hook(router.before_forward)
+        register_uncopied_hook(model, router.hook)
+        model.register_forward_pre_hook(OwnHook(router.before_forward))
         _routers[model] = router
     return router
 

@@ -17,10 +17,12 @@ from thinwire.edges.bucket_plan import EachBucket, WholeStep
 from thinwire.edges.ddp import THAWED, Router, router_of
 from thinwire.edges.fixed_buckets import FixedBuckets
 from thinwire.edges.open_step import EnteringOpenStep, Held, OpenStep
+from thinwire.edges.own_hook import OwnHook
 from thinwire.engine.context import Hyper
 from thinwire.engine.local_gradients import DRIFTED
 from thinwire.engine.optimizer import OptimizerView
 from thinwire.engine.worker import Bucket
+from thinwire.errors import UNCOPIED
 from thinwire.methods import Method
 from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
 from thinwire.monitor.stragglers import SAMPLE_EVERY
@@ -66,6 +68,9 @@ class Wire:
 
     def __repr__(self) -> str:
         return repr(self.reducer).replace("thinwire.Reducer", "thinwire.Wire")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(UNCOPIED)
 
     @property
     def failure_detector(self) -> FailureDetector | None:
@@ -147,7 +152,7 @@ class Wire:
         self._plan = self._make_plan()
         if self._clip_warning is not None:
             self._handles.append(self.reducer.view.before_step(self._before_optimizer_step))
-        self._handles.append(self.model.register_forward_pre_hook(self._before_forward))
+        self._handles.append(self.model.register_forward_pre_hook(OwnHook(self._before_forward)))
         self._tracks_use = self._may_have_unused  # asked once: what was not tracked must not count as unused
         if self._tracks_use:
             used = self._used  # not self: a parameter's hook that knows its wire would keep both alive for ever

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,10 +20,9 @@ from thinwire.engine.hierarchy import machine_groups
 from thinwire.engine.layout import Layout, flat_like, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.optimizer import NoOptimizer
-from thinwire.engine.stages import Clock
 from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
 from thinwire.engine.worker import Worker
-from thinwire.errors import DetachedError
+from thinwire.errors import UNCOPIED, DetachedError
 from thinwire.methods import Method, parse_method
 from thinwire.methods.registry import for_other_optimizers
 from thinwire.methods.running import RunningMethod
@@ -34,23 +32,12 @@ from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import SAMPLE_EVERY
 from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
+from thinwire.reducer.progress import Progress
 from thinwire.reducer.setup import EdgeTerms, HierarchySpec, check_seen, checked, form_of, group_of
 from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats
 from thinwire.transport import Net, overhead
 from thinwire.transport.groups import check_agreement
-
-
-@dataclass
-class Progress:
-    """How far the training is."""
-
-    step: int = 0  # exchanged, with those of the run whose state was loaded
-    steps_before: int = 0  # of them were made by that run
-    passes: int = 0  # that were exchanged here, also those that were passed over: the same on all ranks
-    optimizer_steps: int = 0
-    dense_bytes: int = 0
-    spent: Clock = field(default_factory=Clock)  # by the methods before the last switch
 
 
 class Entering(Protocol):
@@ -163,6 +150,9 @@ class Reducer:
         state = "" if self._attached else ", detached"
         own = self.nets.own
         return f"<thinwire.Reducer {self.method}, rank {own.rank} of {own.size}, {self.progress.step} steps{state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(UNCOPIED)
 
     @property
     def attached(self) -> bool:

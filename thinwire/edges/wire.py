@@ -51,7 +51,7 @@ class Wire:
         self._open = OpenStep(list(parameters.values()), logs=reducer.nets.own.rank == 0)
         assert isinstance(reducer.view, OptimizerView)
         self._watching = self._open.watch(reducer.view.optimizer)
-        reducer.stepped = self._open.stepped
+        reducer.stepped, reducer.restarted = self._open.stepped, self._open.restart
         reducer.monitors.replicas = self._replicas
         self._router: Router = router_of(model)
         self._router.target = self._on_bucket
@@ -105,7 +105,6 @@ class Wire:
     def switch(self, method: Method | str) -> None:
         """Change the method between two steps; nothing that the old one kept is lost (see ``Reducer.switch``)."""
         self.reducer.switch(method)
-        self._open.restart()
         self._uninstall()
         self._install()
 
@@ -135,12 +134,10 @@ class Wire:
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Take up where ``state_dict`` left off, also with another number of ranks (``Reducer.load_state_dict``)."""
         self.reducer.load_state_dict(state)
-        self._open.restart()
 
     def load_checkpoint(self, checkpoint_id: str | os.PathLike[str], key: str = "wire") -> None:
         """Load what torch.distributed.checkpoint wrote, also with another number of ranks."""
         self.reducer.load_checkpoint(checkpoint_id, key)
-        self._open.restart()
 
     # ------------------------------------------------------------------------------------------------- assembling
 

@@ -6,7 +6,7 @@ only while ``optimizer.step()`` runs: schedulers, checkpoints and the user see t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,11 @@ from torch import Tensor
 
 from thinwire.engine.context import Hyper
 from thinwire.engine.layout import flat_like, shaped_like
+from thinwire.engine.switched_off import SwitchedOff
+
+RATE_ONE = Hyper(lr=1.0)
+
+TakesVelocity = Callable[[dict[str, Tensor]], None]  # (numel,) float32 by parameter name
 
 
 class OptimizerView:
@@ -23,47 +28,61 @@ class OptimizerView:
         self.optimizer = optimizer
         self.parameters = parameters
         self.is_sgd = isinstance(optimizer, torch.optim.SGD)
-        self._group_of: dict[int, int] = {}
-        self._saved: list[dict[str, Any]] | None = None
+        self._places: dict[int, tuple[int, int]] = {}  # by id: a parameter's group, and its place there
+        self._off: SwitchedOff | None = None
         self._handles: list[Any] = []
-        self._refresh()
-        missing = [name for name, p in parameters.items() if id(p) not in self._group_of]
+        missing = [name for name, p in parameters.items() if self._group(p) is None]
         if missing:
             raise ValueError(
                 f"the optimizer does not own {len(missing)} of the model's {len(parameters)} parameters, the first is "
                 f"{missing[0]!r}; build the optimizer from model.parameters()"
             )
 
-    def _refresh(self) -> None:
-        self._group_of = {
-            id(p): index for index, group in enumerate(self.optimizer.param_groups) for p in group["params"]
-        }
+    def _group(self, parameter: Tensor) -> dict[str, Any] | None:
+        """The group that a parameter is in at this moment: groups may be added, and parameters moved, at any time."""
+        group = self._remembered(parameter)
+        if group is None:
+            self._places = {
+                id(p): (index, place)
+                for index, each in enumerate(self.optimizer.param_groups)
+                for place, p in enumerate(each["params"])
+            }
+            group = self._remembered(parameter)
+        return group
+
+    def _remembered(self, parameter: Tensor) -> dict[str, Any] | None:
+        """The group where the parameter was seen last, where it still is there."""
+        groups = self.optimizer.param_groups
+        index, place = self._places.get(id(parameter), (len(groups), 0))
+        owned = groups[index]["params"] if index < len(groups) else ()
+        return groups[index] if place < len(owned) and owned[place] is parameter else None
 
     def hypers(self, parameters: Iterable[Tensor]) -> list[Hyper]:
         """What the optimizer says about each of these now; parameters of one group share one object.
 
-        The values are the user's own, also while they are switched off (a closure runs inside step()).
+        The values are the user's own, also while they are switched off (a closure runs inside step()). A parameter that
+        is in no group any more has a learning rate of 0.
         """
         by_group: dict[int, Hyper] = {}
         result = []
         for parameter in parameters:
-            index = self._group_of.get(id(parameter))
-            if index is None:
-                self._refresh()
-                index = self._group_of[id(parameter)]
-            if index not in by_group:
-                group = self.optimizer.param_groups[index]
-                if self._saved is not None:
-                    group = {**group, **self._saved[index]}
-                by_group[index] = Hyper(
-                    lr=float(group.get("lr", 0.0)),
-                    momentum=float(group.get("momentum", 0.0)) if self.is_sgd else 0.0,
-                    nesterov=bool(group.get("nesterov", False)) and self.is_sgd,
-                    weight_decay=float(group.get("weight_decay", 0.0)) if self.is_sgd else 0.0,
-                    maximize=bool(group.get("maximize", False)),
-                )
-            result.append(by_group[index])
+            group = self._group(parameter)
+            if id(group) not in by_group:
+                by_group[id(group)] = self._hyper(group) if group is not None else Hyper()
+            result.append(by_group[id(group)])
         return result
+
+    def _hyper(self, group: Mapping[str, Any]) -> Hyper:
+        if self._off is not None:
+            group = self._off.as_it_was(group)
+        rate = group.get("lr")
+        return Hyper(
+            lr=float(rate) if rate is not None else RATE_ONE.lr,
+            momentum=float(group.get("momentum", 0.0)) if self.is_sgd else 0.0,
+            nesterov=bool(group.get("nesterov", False)) and self.is_sgd,
+            weight_decay=float(group.get("weight_decay", 0.0)) if self.is_sgd else 0.0,
+            maximize=bool(group.get("maximize", False)),
+        )
 
     def hyper(self, parameter: Tensor) -> Hyper:
         return self.hypers([parameter])[0]
@@ -75,48 +94,57 @@ class OptimizerView:
                 f"{method}: momentum correction needs torch.optim.SGD, the optimizer is "
                 f"{type(self.optimizer).__name__}; {instead()}"
             )
+        self._check_dampening(method, self.optimizer.param_groups)
+
+    def _check_dampening(self, method: str, values: Iterable[Mapping[str, Any]]) -> None:
+        """Refuse it in these values, one for each of the optimizer's groups, where parameters of the model have it."""
         own = {id(p) for p in self.parameters.values()}
-        for group in self.optimizer.param_groups:
-            if group.get("dampening"):
+        for group, new in zip(self.optimizer.param_groups, values, strict=False):  # torch itself checks their number
+            if new.get("dampening") and any(id(p) in own for p in group["params"]):
                 raise ValueError(
-                    f"{method}: momentum correction needs dampening=0, a group has {group['dampening']}; use "
+                    f"{method}: momentum correction needs dampening=0, a group has {new['dampening']}; use "
                     "dampening=0, or momentum_correction=False where the method has it"
                 )
-            foreign = [p for p in group["params"] if id(p) not in own and p.requires_grad]
-            if foreign and (group["momentum"] or group["weight_decay"]):
-                raise ValueError(
-                    f"{method}: the optimizer has {len(foreign)} parameters that are not the model's in a group with "
-                    "momentum or weight decay, which would be switched off for them; give them their own optimizer, or "
-                    "use momentum_correction=False where the method has it"
-                )
 
-    def take_over(self, *, momentum: bool, weight_decay: bool) -> None:
-        """From now on switch the named values off while step() runs."""
+    def take_over(self, method: str, *, momentum: bool, weight_decay: bool, given: TakesVelocity) -> None:
+        """From now on switch the named values off for the model's parameters while step() runs.
+
+        Where momentum is one of them, buffers that ``load_state_dict`` brings into the optimizer are ``given`` away.
+        """
         keys = [key for key, taken in (("momentum", momentum), ("weight_decay", weight_decay)) if taken]
         if not keys:
             return
+        own = {id(p) for p in self.parameters.values()}
+        optimizer = self.optimizer
 
-        def switch_off(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def switch_off(*_: Any) -> None:
             self.restore()  # a step that failed half-way has left them off
-            self._saved = [{key: group[key] for key in keys} for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group.update(dict.fromkeys(keys, 0.0))
+            self._check_dampening(method, optimizer.param_groups)
+            self._off = SwitchedOff(optimizer, keys, own)
 
-        def switch_on(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        def switch_on(*_: Any) -> None:
             self.restore()
 
+        def check_loaded(_: Any, state: Mapping[str, Any]) -> None:
+            self.restore()
+            self._check_dampening(method, state["param_groups"])
+
         self._handles = [
-            self.optimizer.register_step_pre_hook(switch_off),
-            self.optimizer.register_step_post_hook(switch_on),
-            self.optimizer.register_state_dict_pre_hook(switch_on),
+            optimizer.register_step_pre_hook(switch_off),
+            optimizer.register_step_post_hook(switch_on),
+            optimizer.register_state_dict_pre_hook(switch_on),
         ]
+        if momentum:
+            self._handles += [
+                optimizer.register_load_state_dict_pre_hook(check_loaded),
+                optimizer.register_load_state_dict_post_hook(lambda _: given(self.give_velocity())),
+            ]
 
     def restore(self) -> None:
         """Put the user's values back."""
-        if self._saved is not None:
-            for group, saved in zip(self.optimizer.param_groups, self._saved, strict=True):
-                group.update(saved)
-            self._saved = None
+        if self._off is not None:
+            self._off.restore()
+            self._off = None
 
     def release(self) -> None:
         """Undo take_over."""
@@ -171,12 +199,12 @@ class NoOptimizer:
         return [self.hyper(parameter) for parameter in parameters]
 
     def hyper(self, parameter: Tensor) -> Hyper:
-        return _RATE_ONE
+        return RATE_ONE
 
     def check_takeover(self, method: str, instead: Callable[[], str]) -> None:
         return
 
-    def take_over(self, *, momentum: bool, weight_decay: bool) -> None:
+    def take_over(self, method: str, *, momentum: bool, weight_decay: bool, given: TakesVelocity) -> None:
         return
 
     def release(self) -> None:
@@ -196,9 +224,6 @@ class NoOptimizer:
 
     def take_velocity(self, velocity: dict[str, Tensor]) -> None:
         return
-
-
-_RATE_ONE = Hyper(lr=1.0)
 
 
 class _NoHandle:

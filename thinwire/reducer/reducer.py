@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from thinwire.checkpoint.format import STATE_FORMAT, StateShape, pack, state_for
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.hierarchy import machine_groups
-from thinwire.engine.layout import Layout, flat_like, shaped_like
+from thinwire.engine.layout import flat_like, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.optimizer import NoOptimizer
 from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
@@ -30,6 +30,7 @@ from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.monitors import Monitors
 from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import SAMPLE_EVERY
+from thinwire.reducer.entering import Entering
 from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
 from thinwire.reducer.progress import Progress
@@ -38,28 +39,6 @@ from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats
 from thinwire.transport import Net, overhead
 from thinwire.transport.groups import check_agreement
-
-
-class Entering(Protocol):
-    """What an edge knows of gradients that enter an exchange, where not all of them is new."""
-
-    def new_only(self, layout: Layout, parts: Sequence[Tensor]) -> None:
-        """Take what is not new out of the gradients."""
-        ...
-
-    def enter(
-        self, layout: Layout, parts: Sequence[Tensor], hypers: tuple[Hyper, ...], weights: tuple[Tensor, ...]
-    ) -> tuple[tuple[Hyper, ...], tuple[Tensor, ...]]:
-        """Put what is to be exchanged into the parts; return the hyper-parameters, and the weights that decay."""
-        ...
-
-    def leave(self, layout: Layout, parts: Sequence[Tensor]) -> None:
-        """Add what lay in the gradients to the mean."""
-        ...
-
-    def written(self, layout: Layout, gradients: Sequence[Tensor]) -> None:
-        """The mean is in the gradients."""
-        ...
 
 
 class Reducer:
@@ -137,6 +116,7 @@ class Reducer:
         self.running = RunningMethod(chosen, self.parameters, self.nets, view.is_sgd)
         self.worker = Worker(self.nets.compute_device, self.nets.report)
         self.stepped: Callable[[], None] = lambda: None  # called after every step of the optimizer that counts
+        self.restarted: Callable[[], None] = lambda: None  # called when another method or another state is there
         self.drifted = False  # the ranks' parameters differ, and this is not inside averaged()
         self._hand_over = HandOver(self.parameters, view, self.nets)
         self._pending: dict[str, Tensor] = {}  # gradients that enter the next exchange
@@ -359,6 +339,7 @@ class Reducer:
             self.running.keep(kind, {name: tensor * self.running.weight for name, tensor in rest.items()})
         else:
             hand_over.apply(hand_over.mean_over_ranks(rest))
+        self.restarted()
 
     def _agree_on(self, method: Method | str) -> Method:
         """The method that all ranks switch to; the same ValueError on all of them where one cannot."""
@@ -428,10 +409,20 @@ class Reducer:
 
     def _install(self) -> None:
         running = self.running
-        self.view.take_over(momentum=running.takes_momentum, weight_decay=running.takes_weight_decay)
+        self.view.take_over(
+            running.method.name, momentum=running.takes_momentum, weight_decay=running.takes_weight_decay,
+            given=self._take_loaded,
+        )  # fmt: skip
         if self.skipper is not None:
             self._handles.append(self.view.before_step(self.skipper.before_optimizer_step))
         self._handles.append(self.view.after_step(self._after_optimizer_step))
+
+    def _take_loaded(self, velocity: dict[str, Tensor]) -> None:
+        """Momentum that came into the optimizer by its load_state_dict; a state of an attached optimizer has none."""
+        if velocity:
+            self.worker.wait()
+            self.running.keep("velocity", velocity)
+            self.restarted()
 
     def _uninstall(self) -> None:
         self.view.release()
@@ -488,6 +479,7 @@ class Reducer:
         self.running.aggregator.load_state_dict(one["aggregator"])
         self.monitors.restart(one["density_factor"])
         self.running.density_factor = one["density_factor"]
+        self.restarted()
 
     def load_checkpoint(self, checkpoint_id: str | os.PathLike[str], key: str = "wire") -> None:
         """Load what ``dcp.save({key: wire, ...}, checkpoint_id=...)`` wrote, also with another number of ranks.

@@ -92,8 +92,8 @@ PAIRED = [
 ]  # fmt: skip
 
 
-def three_steps(group: dist.ProcessGroup, method: str) -> Training:
-    training = Training(group, Run(method, "heavy"))
+def three_steps(group: dist.ProcessGroup, method: str, optimizer: str = "heavy") -> Training:
+    training = Training(group, Run(method, optimizer))
     for step in range(3):
         training.step(step)
     return training
@@ -104,7 +104,11 @@ def left(training: Training) -> dict[str, torch.Tensor]:
     rest = training.wire.detach()
     parameters = dict(training.module.named_parameters())
     kept = [rest.get(name, torch.zeros_like(p)).reshape(-1) for name, p in parameters.items()]
-    velocity = [training.optimizer.state[p]["momentum_buffer"].reshape(-1) for p in parameters.values()]
+    states = [training.optimizer.state[p] for p in parameters.values()]
+    velocity = [
+        state.get("momentum_buffer", torch.zeros_like(p)).reshape(-1)
+        for state, p in zip(states, parameters.values(), strict=True)
+    ]
     return {"kept": torch.cat(kept), "velocity": torch.cat(velocity), "parameters": flat(training.module)}
 
 
@@ -160,3 +164,54 @@ def refused_switches(group: dist.ProcessGroup) -> None:
 
 def test_switch_that_is_refused_changes_nothing(cluster: Cluster) -> None:
     cluster.run(refused_switches, 2)
+
+
+def with_rate(training: Training, rate: float) -> Training:
+    for each in training.optimizer.param_groups:
+        each["lr"] = rate
+    return training
+
+
+def pull_nothing(training: Training, steps: int) -> None:
+    for _ in range(steps):
+        training.optimizer.zero_grad()
+        training.model({name: torch.zeros(shape) for name, shape in workers.SHAPES.items()}).backward()
+        training.optimizer.step()
+
+
+def switched_at_rate_zero(group: dist.ProcessGroup) -> None:
+    """No gradient comes any more, so whatever moves is momentum's tail and what the old method had kept."""
+    for optimizer, momentum, nesterov in (("plain", 0.0, False), ("heavy", 0.9, False), ("nesterov", 0.9, True)):
+        for first in ("dgc:density=0.02,values=fp32", "blocksign:dense_below=1", "gtopk:momentum_correction=false"):
+            before = left(with_rate(three_steps(group, first, optimizer), 0.0))
+            assert before["kept"].norm() > 1
+            kept = before["kept"] / (1 - momentum) if first.startswith("gtopk") else before["kept"]
+            tail = momentum**2 * (momentum if nesterov else 1) / (1 - momentum)  # a step goes by at a rate of 0
+            expected = before["parameters"] - LR * (kept + tail * before["velocity"])
+            for second in ("dense", "dropping:density=1,values=fp32", "gtopk:density=1,momentum_correction=false"):
+                training = with_rate(three_steps(group, first, optimizer), 0.0)
+                training.wire.switch(second)
+                pull_nothing(training, 1)
+                close(flat(training.module), before["parameters"])
+                training.reload()
+                pull_nothing(with_rate(training, LR), 150 if momentum else 1)
+                close(flat(training.module), expected, f"{optimizer}: {first} -> {second}", atol=2e-5)
+                assert not any(rest.any() for rest in training.wire.detach().values())
+
+
+def test_switch_at_a_learning_rate_of_zero_keeps_what_was_not_sent(cluster: Cluster) -> None:
+    cluster.run(switched_at_rate_zero, 2)
+
+
+def detached_at_rate_zero(group: dist.ProcessGroup) -> None:
+    training = with_rate(three_steps(group, "dgc:density=0.02,values=fp32", "plain"), 0.0)
+    before = left(with_rate(three_steps(group, "dgc:density=0.02,values=fp32", "plain"), 0.0))
+    for method in ("dense", "gtopk:density=0.02,momentum_correction=false", "terngrad", "dgc:density=0.02", "dense"):
+        training.wire.switch(method)
+        pull_nothing(training, 1)
+    rest = training.wire.detach()
+    close(torch.cat([rest[name].reshape(-1) for name in workers.SHAPES]), before["kept"], atol=1e-5)
+
+
+def test_switches_and_detach_at_a_learning_rate_of_zero_lose_nothing(cluster: Cluster) -> None:
+    cluster.run(detached_at_rate_zero, 2)

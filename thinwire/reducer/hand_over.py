@@ -45,6 +45,13 @@ class HandOver:
                 rate = hyper.lr if hyper.maximize else -hyper.lr
                 parameter.add_(shaped_like(update, parameter.detach()), alpha=rate)
 
+    def apply_or_wait(self, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As ``apply``, where there is a learning rate. What has none is returned as gradients for a later step:
+        1 - m times the update, which momentum makes the whole of in the steps that follow."""
+        self.apply(mean)
+        hypers = {name: self._view.hyper(self._parameters[name]) for name in mean}
+        return {name: mean[name] * (1 - hyper.momentum) for name, hyper in hypers.items() if not hyper.lr}
+
     def mean_over_ranks(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The mean of per-parameter vectors over all ranks; a rank without one counts as zero."""
         net, sizes = self._nets.own, [p.numel() for p in self._parameters.values()]

@@ -209,7 +209,7 @@ class Reducer:
             if entering is not None:
                 entered, weights = entering.enter(layout, parts, entered, weights)
             if self._pending:
-                self._add_pending(segments, parts)
+                self._add_pending(segments, parts, entered)
             context = ExchangeContext(layout, step, entered, weights)
             norms = self.monitors.norms(step).of_gradients(parts)
             self.progress.dense_bytes += 4 * layout.numel
@@ -238,9 +238,9 @@ class Reducer:
         if pending is not None:
             self._pending[name] = pending
 
-    def _add_pending(self, segments: Iterable[Any], parts: Sequence[Tensor]) -> None:
-        for segment, part in zip(segments, parts, strict=True):
-            pending = self._pending.pop(segment.name, None)
+    def _add_pending(self, segments: Iterable[Any], parts: Sequence[Tensor], hypers: Sequence[Hyper]) -> None:
+        for segment, part, hyper in zip(segments, parts, hypers, strict=True):
+            pending = self._pending.pop(segment.name, None) if hyper.lr else None  # at 0 nothing would come of it
             if pending is not None:
                 part.add_(pending)
                 if pending.is_cuda:  # made on another stream
@@ -308,8 +308,8 @@ class Reducer:
         """Change the method between two steps; nothing that the old one kept is lost.
 
         Gradients that were not sent go into the next gradient. What momentum has acted on already stays a residual
-        where the new method has one of that kind, and is applied to the parameters at once where it has not. Warm-ups
-        count steps from the beginning, not from the switch.
+        where the new method has one of that kind, and is applied to the parameters at once where it has not. While a
+        learning rate is 0 both wait until it is not. Warm-ups count steps from the beginning, not from the switch.
         """
         self._wait()
         chosen = self._agree_on(method)
@@ -332,13 +332,12 @@ class Reducer:
         self._install()
         if takes:
             self.running.keep("velocity", velocity)
-        if not took:
-            for name, tensor in rest.items():
-                self._pending[name] = self._pending[name] + tensor if name in self._pending else tensor
-        elif takes and (kind := self.running.leftover_kind) is not None:
+        if took and takes and (kind := self.running.leftover_kind) is not None:
             self.running.keep(kind, {name: tensor * self.running.weight for name, tensor in rest.items()})
         else:
-            hand_over.apply(hand_over.mean_over_ranks(rest))
+            waiting = hand_over.apply_or_wait(hand_over.mean_over_ranks(rest)) if took else rest
+            for name, tensor in waiting.items():
+                self._pending[name] = self._pending[name] + tensor if name in self._pending else tensor
         self.restarted()
 
     def _agree_on(self, method: Method | str) -> Method:

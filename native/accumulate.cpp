@@ -105,15 +105,18 @@ uint32_t largest_exponent(const float* x, int64_t n) {
 
 }  // namespace
 
-// The place of the first part that holds an infinity or a nan, or -1.
-THINWIRE_API int64_t tw_first_nonfinite(int64_t num_parts, const uint64_t* parts, const int64_t* numels, int threads) {
+// The place of the first part that holds a nan or a magnitude of `limit` (a power of two or infinity) or more, or -1.
+THINWIRE_API int64_t tw_first_nonfinite(int64_t num_parts, const uint64_t* parts, const int64_t* numels, float limit,
+                                        int threads) {
+  uint32_t limit_bits;
+  std::memcpy(&limit_bits, &limit, 4);
   for (int64_t p = 0; p < num_parts; ++p) {
     const float* x = reinterpret_cast<const float*>(parts[p]);
     std::vector<uint32_t> largest(std::max(1, threads), 0);
     thinwire::parallel(numels[p], threads, 64, [&](int part, int64_t begin, int64_t end) {
       largest[part] = largest_exponent(x + begin, end - begin);
     });
-    if (*std::max_element(largest.begin(), largest.end()) == 0x7F800000u) return p;
+    if (*std::max_element(largest.begin(), largest.end()) >= limit_bits) return p;
   }
   return -1;
 }

@@ -215,7 +215,7 @@ THINWIRE_API void tw_rice_indices(int64_t num_frames, const uint64_t* lows, cons
 }
 
 // Of the functions of this library: raised when one takes other arguments or means something else.
-THINWIRE_API int32_t tw_abi() { return 3; }
+THINWIRE_API int32_t tw_abi() { return 4; }
 
 // Which version of the hot loops this machine runs.
 THINWIRE_API const char* tw_vectors() {

@@ -42,8 +42,9 @@ def attach(
     between machines: "auto" takes the machines from LOCAL_WORLD_SIZE, a number is the ranks that a machine has, a
     list of lists names their ranks. With all ranks on one machine nothing is compressed, and the training is dense.
 
-    A gradient that holds an inf or a nan never enters a residual. ``on_nonfinite="raise"`` stops all ranks with an
-    error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP does). The rank with the bad gradient then has its
+    A gradient that holds an inf, a nan or a number beyond 1.8e19, whose sums could overflow, never enters a residual.
+    ``on_nonfinite="raise"`` stops all ranks with an error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP
+    does). The rank with the bad gradient then has its
     memory as it was (on a GPU: with that step's finite elements in it); the others learn of it from the frames, when
     their own gradients of that step have entered theirs, so go on from a checkpoint. "skip" passes over the whole step
     on all ranks and leaves every memory as it was. With mixed precision give the ``torch.amp.GradScaler`` as

@@ -11,7 +11,7 @@ class FrameError(RuntimeError):
 
 
 class NonFiniteError(RuntimeError):
-    """A gradient holds an infinity or a nan; nothing of it entered a residual."""
+    """A gradient holds an infinity, a nan or a number so large that sums overflow; nothing of it entered a residual."""
 
 
 class DetachedError(RuntimeError):

@@ -280,6 +280,35 @@ def test_frame_with_a_wrong_number_of_scales_is_refused() -> None:
             assert "scales" in refused(BY_NAME[name], changed(BY_NAME[name].frame, COUNT, u32(count)))
 
 
+NUMBERS = [  # where a frame holds numbers: the tail in front, then values, their scales or ends, or scales of blocks
+    *(
+        (name, place)
+        for name in ("sparse-fp32-rice", "sparse-int8-int32", "signs", "ternary", "dense")
+        for place in (0, 4)
+    ),
+    ("sparse-int4-delta16", 0),
+    ("votes", 0),
+    ("ternary-shared", 0),
+    ("levels", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "place"), NUMBERS)
+def test_frame_with_a_number_that_would_overflow_sums_is_refused(name: str, place: int) -> None:
+    sample = BY_NAME[name]
+    for number in (float("inf"), float("-inf"), float("nan"), 3e38, -(2.0**96)):
+        frame = replace_body(sample, place, struct.pack("<f", number))
+        assert "holds an inf, a nan or a number beyond 7.9e+28" in refused(sample, frame)
+        sample.read(changed(frame, FLAGS, b"\1"))  # its sender says itself that nothing of it may be used
+    sample.read(replace_body(sample, place, struct.pack("<f", 2.0**88)))
+
+
+@pytest.mark.parametrize(("values", "number"), [("fp16", 0x7C00), ("bf16", 0xFF80), ("bf16", 0x7F7F), ("int4", 0x7FC0)])
+def test_short_value_that_would_overflow_sums_is_refused(values: str, number: int) -> None:
+    sample = BY_NAME[f"sparse-{values}-int32"]
+    assert "holds an inf, a nan" in refused(sample, replace_body(sample, 4, struct.pack("<H", number)))
+
+
 def test_frame_of_another_exchange_is_refused() -> None:
     sample = BY_NAME["sparse-fp32-rice"]
     codec, frame = SparseCodec(), to_tensor(sample.frame)

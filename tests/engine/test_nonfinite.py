@@ -1,16 +1,21 @@
-"""A gradient that is not finite, and learning rates of zero: nothing bad enters a residual."""
+"""Gradients and frames that are not finite, or whose sums would not be: nothing bad is kept. Learning rates of zero."""
 
 from __future__ import annotations
 
+import struct
+
+import plain_wire as plain
 import pytest
 import torch
+from frame_samples import START
 from generators import torch_generator_untouched  # noqa: F401  every test of this file
 from means import mean_of
+from tensor_bytes import to_bytes, to_tensor
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
-from thinwire.errors import NonFiniteError
+from thinwire.errors import FrameError, NonFiniteError
 from thinwire.methods import METHODS
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -19,7 +24,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", ["dgc", "gtopk", "terngrad", "blocksign", "dropping", "signsgd"])
-@pytest.mark.parametrize(("odd", "one_buffer"), [(NAN, False), (INF, True), (-INF, False), (NAN, True)])
+@pytest.mark.parametrize(("odd", "one_buffer"), [(NAN, False), (INF, True), (-INF, False), (3e38, True)])
 def test_nonfinite_gradient_stops_all_ranks_and_touches_no_residual(
     odd: float, one_buffer: bool, name: str, ranks: int
 ) -> None:
@@ -51,6 +56,29 @@ def test_nonfinite_gradient_stops_all_ranks_and_touches_no_residual(
     sentences = ThreadWorld(ranks).run(work)
     assert "'b' on this rank" in sentences[-1]
     assert all("another rank" in sentence for sentence in sentences[:-1])
+
+
+@pytest.mark.parametrize("number", [INF, NAN, 3e38])
+def test_server_keeps_its_error_when_a_frame_would_overflow_it(number: float) -> None:
+    layout = Layout.of([("w", 0, 300, True)])
+
+    def forged(frame: Tensor) -> Tensor:
+        data = to_bytes(frame)
+        return to_tensor(plain.sealed(data[:START] + struct.pack("<f", number) + data[START + 4 :]))
+
+    def work(net: ThreadNet) -> None:
+        exchange = METHODS["blocksign"](dense_below=1).aggregator(net, True)
+        contexts = [ExchangeContext(layout, step, (Hyper(lr=0.1, momentum=0.9),)) for step in range(3)]
+        mean_of(exchange, contexts[0], torch.linspace(-1, 1, 300))
+        before, sent = exchange.state_dict()["collective"]["residual"]["w"].clone(), net.all_to_all
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(net, "all_to_all", lambda frames, *rest: [forged(frame) for frame in sent(frames, *rest)])
+            with pytest.raises(FrameError, match="bad frame from rank 0: it holds an inf, a nan or a number beyond"):
+                mean_of(exchange, contexts[1], torch.linspace(-1, 1, 300))
+        assert torch.equal(exchange.state_dict()["collective"]["residual"]["w"], before)
+        assert bool(mean_of(exchange, contexts[2], torch.linspace(-1, 1, 300)).isfinite().all())
+
+    ThreadWorld(1).run(work)
 
 
 def test_blocksign_at_learning_rate_zero_leaves_both_errors_alone() -> None:

@@ -8,6 +8,7 @@ from generators import torch_generator_untouched  # noqa: F401  every test of th
 from torch import Tensor
 
 from thinwire.codecs import SparseCodec
+from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Accepted, Signs, Sparse, Ternary
@@ -50,7 +51,8 @@ def test_subtraction_keeps_finite_values_beside_a_broken_one() -> None:
     x[3] = INF
     codec, layout = SparseCodec("int8"), Layout.of([("w", 0, 300, True)])
     context, payload = ExchangeContext(layout, 0, ()), Sparse(torch.arange(300), x.clone(), 300, 300)
-    back, tail, _ = codec.decode(context, codec.encode(context, payload, torch.zeros(0)), 300, 300, 0, x.device, "x")
+    frame = codec.encode(context, payload, torch.zeros(0), alarm=Alarm(parameter="w"))  # without, it would be refused
+    back, tail, _ = codec.decode(context, frame, 300, 300, 0, x.device, "x")
     Accepted(back, tail).subtract_from(x)
     assert bool(torch.isfinite(x).all()) and x[3] == 0
     assert torch.equal(x[4:256], torch.arange(5.0, 257.0)) and float(x[256:].abs().max()) < 1.2

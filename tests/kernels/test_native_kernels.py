@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -340,10 +341,17 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize("place", [None, 0, 2])
 def test_first_nonfinite_equals_the_reference(place: int | None) -> None:
     parts = [vector(1, 100_000), torch.zeros(0), vector(2, 10), vector(3, 70_000)]
-    for odd in (float("nan"), float("-inf")):
+    for odd, limit in ((float("nan"), 4096.0), (float("-inf"), math.inf), (4096.0, 4096.0), (-3e38, 2.0**127)):
         if place is not None:
             parts[place][-1] = odd
-        assert native.first_nonfinite(parts) == reference.first_nonfinite(parts) == place
+        assert native.first_nonfinite(parts, limit) == reference.first_nonfinite(parts, limit) == place
+
+
+def test_first_nonfinite_lets_pass_what_is_below_the_limit() -> None:
+    parts = [torch.tensor([-4095.9, 0.0]), torch.tensor([3.4e38])]
+    for backend in (native, reference):
+        assert backend.first_nonfinite(parts[:1], 4096.0) is None and backend.first_nonfinite(parts, math.inf) is None
+        assert backend.first_nonfinite(parts, 4096.0) == 1
 
 
 def test_checksum_around_a_hole_equals_the_reference() -> None:

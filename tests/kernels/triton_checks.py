@@ -129,17 +129,17 @@ def test_ties_go_to_the_lower_index(fill: str) -> None:
         assert torch.equal(indices, reference.select_topk(residual, 90)), step
 
 
-def test_what_is_not_finite_raises_the_flag_and_stays_out() -> None:
-    for bad in (float("nan"), float("inf"), -float("inf")):
+def test_what_is_not_below_the_limit_raises_the_flag_and_stays_out() -> None:
+    for bad in (float("nan"), float("inf"), -float("inf"), 2.0**64, -3e38):
         parts = [noise(5000, 1), noise(300, 2)]
         parts[1][17] = bad
         flag = torch.zeros(1, dtype=torch.int32, device=DEVICE)
         velocity, residual = torch.zeros(5300, device=DEVICE), torch.zeros(5300, device=DEVICE)
         gpu.accumulate(parts, segments_of((5000, 300)), velocity, residual, None, 0, flag)
-        assert int(flag) == 1 and bool(torch.isfinite(residual).all()) and bool(torch.isfinite(velocity).all())
+        assert int(flag) == 1 and float(residual.abs().max()) < 1e3 and float(velocity.abs().max()) < 1e3
         flag.zero_()
         gpu.error_step(parts, segments_of((5000, 300)), (1.0, 1.0), velocity, residual, flag)
-        assert int(flag) == 1 and bool(torch.isfinite(residual).all())
+        assert int(flag) == 1 and float(residual.abs().max()) < 1e3
         flag.zero_()
         gpu.watch(parts, flag)
         assert int(flag) == 1

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.frame import HEADER_NBYTES, Decoded, Header, as_bytes, build, frame_size, header_words, open_frame
+from thinwire.codecs.frame import (
+    HEADER_NBYTES,
+    Decoded,
+    Header,
+    as_bytes,
+    build,
+    check_numbers,
+    frame_size,
+    header_words,
+    open_frame,
+)
 from thinwire.engine.alarm import QUIET, Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.payloads import Signs, SignsOf, Ternary, TernaryDraw
@@ -80,6 +90,7 @@ class SignsCodec:
         scales = body.take_floats(num_scales, "scales")
         packed = body.take(-(-numel // 8), "sign bits")
         body.finish()
+        check_numbers([(origin, header.alarm, (tail_values, scales))])
         return Decoded(Signs(packed, scales, blocks), tail_values, header.alarm)
 
 
@@ -133,6 +144,7 @@ class TernaryCodec:
         if packed.numel() and int(packed.max()) >= 243:
             raise FrameError(f"bad frame from {origin}: a byte of trits is above 242")
         body.finish()
+        check_numbers([(origin, header.alarm, (tail_values, scales))])
         return Decoded(Ternary(packed, scales if shared is None else shared, blocks), tail_values, header.alarm)
 
 
@@ -197,6 +209,7 @@ class LevelsCodec:
         tail_values = body.take_floats(tail, "dense tail")
         packed = body.take(-(-numel * bits // 8), "levels")
         body.finish()
+        check_numbers([(origin, header.alarm, (tail_values,))])
         if not write_levels(parts, scales, packed, bits, ranks):
             raise FrameError(f"bad frame from {origin}: a level is above {2 * ranks}")
         return Decoded(None, tail_values, header.alarm)
@@ -228,4 +241,5 @@ class FloatsCodec:
         tail_values = body.take_floats(tail, "dense tail")
         values = body.take_floats(numel, "values")
         body.finish()
+        check_numbers([(origin, header.alarm, (tail_values, values))])
         return Decoded(values, tail_values, header.alarm)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.errors import FrameError
-from thinwire.kernels import checksum_around, frame_heads
+from thinwire.kernels import FRAME_LIMIT, checksum_around, first_nonfinite, frame_heads
 from thinwire.kernels.uploads import once_a_thread, upload
 
 MAGIC = b"TW"
@@ -253,3 +253,17 @@ def open_frame(
     check(computed == sum_, "its checksum does not match")
     header = Header(kind, numel_, count, tail_, layout, step, index_code, value_code, parameter, alarm=bool(flags))
     return header, Body(frame[HEADER_NBYTES : HEADER_NBYTES + body_nbytes].to(device), origin)
+
+
+def check_numbers(read: Iterable[tuple[str, bool, Sequence[Tensor]]]) -> None:
+    """Refuse numbers whose sums could overflow; every frame gives its origin, its alarm and what it holds, as float32.
+
+    Frames whose sender's alarm rings may hold anything: their exchange ends before any of it is kept.
+    """
+    numbers = [(origin, tensor) for origin, alarm, tensors in read if not alarm for tensor in tensors]
+    bad = first_nonfinite([tensor for _, tensor in numbers], FRAME_LIMIT)
+    if bad is not None:
+        raise FrameError(
+            f"bad frame from {numbers[bad][0]}: it holds an inf, a nan or a number beyond {FRAME_LIMIT:.1e}, which no "
+            "finite gradient makes"
+        )

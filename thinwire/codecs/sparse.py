@@ -15,6 +15,7 @@ from thinwire.codecs.frame import (
     Header,
     as_bytes,
     build,
+    check_numbers,
     entries_of,
     frame_size,
     is_finished,
@@ -215,6 +216,7 @@ class SparseCodec:
             else:
                 indices[place] = decode_indices(coding, header.count, numel, header.parameter, body)
             body.finish()
+        check_numbers((origin, alarm, numbers) for (_, origin), (*numbers, alarm) in zip(frames, floats, strict=True))
         outs = [rooms[place][0][: stream.count] for place, stream in streams.items()] if rooms else None
         for place, (found, fault) in zip(streams, rice_indices(list(streams.values()), numel, outs), strict=True):
             check_rice(streams[place], found, fault, numel, frames[place][1])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
 from thinwire.errors import NonFiniteError
-from thinwire.kernels import first_nonfinite
+from thinwire.kernels import GRADIENT_LIMIT, first_nonfinite
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Alarm:
     def raise_if_rings(self, context: ExchangeContext, gradients: Sequence[Tensor]) -> None:
         """Raise NonFiniteError on every rank of the exchange; on a GPU the host learns here what the flag says."""
         if self.flag is not None and int(self.flag):
-            bad = first_nonfinite(gradients)
+            bad = first_nonfinite(gradients, GRADIENT_LIMIT)
             replace(self, parameter=context.layout.segments[bad or 0].name)._raise(context)
         if self.rings:
             self._raise(context)
@@ -48,8 +48,9 @@ class Alarm:
     def _raise(self, context: ExchangeContext) -> NoReturn:
         whose = f"of {self.parameter!r} on this rank" if self.parameter else f"on another rank ({self.heard_from})"
         raise NonFiniteError(
-            f"the gradient {whose} holds an inf or a nan at step {context.step}; it entered no residual; lower the "
-            'learning rate or the loss scale, or attach with on_nonfinite="skip" or scaler=... to pass over such steps'
+            f"the gradient {whose} holds an inf or a nan, or a number beyond {GRADIENT_LIMIT:.1e}, at step "
+            f"{context.step}; it entered no residual; lower the learning rate or the loss scale, or pass over such "
+            'steps with on_nonfinite="skip" or scaler=...'
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -105,7 +106,7 @@ class Hierarchy:
                 grad.fill_(float("nan") if isinstance(error, NonFiniteError) else float("inf"))
         self._hand_down(grad, alarm)
         # Also on the leader, where a method that looks at no gradient passes a nan on: all ranks end alike.
-        if alarm is None and first_nonfinite([grad]) is not None:
+        if alarm is None and first_nonfinite([grad], math.inf) is not None:
             alarm = self._alarm(context, failed=bool(torch.isposinf(grad).all()))
         if alarm is not None:
             raise alarm

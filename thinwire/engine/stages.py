@@ -18,7 +18,7 @@ from thinwire.engine.norms import Measured
 from thinwire.engine.payloads import Accepted
 from thinwire.engine.protocols import Collective, Compressor, Memory
 from thinwire.engine.workspace import BACK, Workspace
-from thinwire.kernels import first_nonfinite, on_gpu
+from thinwire.kernels import GRADIENT_LIMIT, first_nonfinite, on_gpu
 from thinwire.transport import Net
 
 
@@ -111,7 +111,7 @@ class Stages:
         """
         device = gradients[0].device
         watched = on_gpu(device) and self.memory.watches
-        bad = None if watched else first_nonfinite(gradients)
+        bad = None if watched else first_nonfinite(gradients, GRADIENT_LIMIT)
         self.memory.rollback()
         self.workspace.begin()
         if bad is not None:

@@ -1,7 +1,8 @@
 """Passing over a whole step when a gradient is not finite: for loss scaling, and for whoever prefers that to an error.
 
 A step can only be passed over as a whole, so a gated wire exchanges everything after the last bucket. All ranks first
-agree, with one byte, whether any gradient of any rank holds an inf or a nan. If so no memory is touched on any rank.
+agree, with one byte, whether any gradient of any rank holds an inf, a nan or a number so large that sums of such
+numbers overflow. If so no memory is touched on any rank.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thinwire.kernels import first_nonfinite
+from thinwire.kernels import GRADIENT_LIMIT, first_nonfinite
 from thinwire.torch_private import has_scaled
 from thinwire.transport import Net
 
@@ -53,7 +54,8 @@ class StepSkipper:
 
     def passes(self, gradients: Sequence[Tensor], net: Net) -> bool:
         """Whether all ranks' gradients are finite; if not they are all made infinite, on all ranks alike."""
-        bad = first_nonfinite([gradient.to(torch.float32) for gradient in gradients]) is not None
+        floats = [gradient.to(torch.float32) for gradient in gradients]
+        bad = first_nonfinite(floats, GRADIENT_LIMIT) is not None
         flag = torch.tensor([bad], dtype=torch.uint8, device=gradients[0].device)
         net.stage = "agree that gradients are finite"
         net.all_reduce(flag, largest=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from thinwire.kernels import backend_only, reference
 from thinwire.kernels.dispatch import NATIVE, TRITON, backend_name, describe, on_gpu, only, operation
 from thinwire.kernels.reference import (
+    FRAME_LIMIT,
+    GRADIENT_LIMIT,
     INT4_CHUNK,
     INT8_CHUNK,
     Entries,
@@ -85,6 +87,8 @@ stream_key = reference.stream_key
 uniform = reference.uniform
 
 __all__ = [
+    "FRAME_LIMIT",
+    "GRADIENT_LIMIT",
     "INT4_CHUNK",
     "INT8_CHUNK",
     "Entries",

@@ -13,15 +13,15 @@ def _pass_over(
     grad_ptr, weight_ptr, velocity, residual, where, count, momentum, decay, applied, nesterov, edge, words,
     MOVED: tl.constexpr, MARKS: tl.constexpr, WHOLE: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Update SIZE elements; returns how many are marked, and 2**16 for every one that is not finite."""
+    """Update SIZE elements; returns how many are marked, and 2**16 for every one whose gradient is too large."""
     i = tl.arange(0, SIZE)
     inside = i < SIZE if WHOLE else i < count  # a mask that is always true leaves wide loads possible
     g = tl.load(grad_ptr + i, mask=inside, other=0.0)
     v = tl.load(residual + where + i, mask=inside, other=0.0)
     if MOVED:
         u = tl.load(velocity + where + i, mask=inside, other=0.0)
-    finite = (g.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
-    g = tl.where(finite, g, 0.0)  # never into the memory; the flag stops the step
+    fits = (g.to(tl.int32, bitcast=True) & 0x7F800000) < 0x5F800000  # 2**64, GRADIENT_LIMIT
+    g = tl.where(fits, g, 0.0)  # never into the memory; the flag stops the step
     if MOVED:
         w = tl.zeros_like(g)
         if decay != 0.0:
@@ -33,7 +33,7 @@ def _pass_over(
     else:
         v += g
     tl.store(residual + where + i, v, mask=inside)
-    counts = tl.where(finite, 0, 65536)
+    counts = tl.where(fits, 0, 65536)
     if MARKS:
         marked = inside & (bits_of(v) >= edge)
         tl.store(words + tl.arange(0, SIZE // 32), pack(marked, SIZE))

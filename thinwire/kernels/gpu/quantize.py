@@ -28,12 +28,12 @@ def _watch(tile_segment, tile_offset, parts, numels, flag, TILE: tl.constexpr):
     part = (tl.load(parts + segment) + offset.to(tl.int64) * 4).to(tl.pointer_type(tl.int32))
     i = tl.arange(0, TILE)
     word = tl.load(part + i, mask=i < tl.load(numels + segment) - offset, other=0)
-    if tl.max(((word & 0x7F800000) == 0x7F800000).to(tl.int32), axis=0) != 0:
+    if tl.max(((word & 0x7F800000) >= 0x5F800000).to(tl.int32), axis=0) != 0:  # 2**64, GRADIENT_LIMIT
         tl.atomic_max(flag, 1)
 
 
 def watch(parts: Sequence[Tensor], flag: Tensor) -> None:  # T vectors, (1,) int32
-    """Raise the flag where an element is not finite."""
+    """Raise the flag where an element is not below GRADIENT_LIMIT."""
     device, numels = flag.device, tuple(part.numel() for part in parts)
     tiles = tiles_of(numels, device)
     if tiles.total:
@@ -80,8 +80,8 @@ def _error_tile(
     e = tl.load(residual + where + i, mask=inside, other=0.0)
     if MOVED:
         m = tl.load(velocity + where + i, mask=inside, other=0.0)
-    finite = (g.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
-    g = tl.where(finite, g, 0.0)  # never into the memory
+    fits = (g.to(tl.int32, bitcast=True) & 0x7F800000) < 0x5F800000  # 2**64, GRADIENT_LIMIT
+    g = tl.where(fits, g, 0.0)  # never into the memory
     if decay != 0.0:
         g += decay * tl.load(weight + i, mask=inside, other=0.0)
     if MOVED:
@@ -90,7 +90,7 @@ def _error_tile(
             tl.store(velocity + where + i, m, mask=inside)
             g = tl.where(nesterov != 0, g + m * momentum, m)
     tl.store(residual + where + i, e * ratio + g, mask=inside)
-    if tl.max(tl.where(finite, 0, 1), axis=0) != 0:
+    if tl.max(tl.where(fits, 0, 1), axis=0) != 0:
         tl.atomic_max(flag, 1)
 
 

@@ -18,11 +18,11 @@ from thinwire.kernels.reference import Runs
 
 I64, I32, U32, F32, _PTR = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p
 
-_ABI = 3  # tw_abi(): a library that was built before its functions changed would be called with wrong arguments
+_ABI = 4  # tw_abi(): a library that was built before its functions changed would be called with wrong arguments
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "tw_accumulate": (I64, [I64] + [_PTR] * 13 + [I64, _PTR, I64, I32]),
-    "tw_first_nonfinite": (I64, [I64, _PTR, _PTR, I32]),
+    "tw_first_nonfinite": (I64, [I64, _PTR, _PTR, F32, I32]),
     "tw_select_scopes": (None, [_PTR, I64, _PTR, _PTR, _PTR, I64, _PTR, I64, _PTR, _PTR, _PTR, I32]),
     "tw_subtract_at": (None, [_PTR, _PTR, _PTR, I64]),
     "tw_union_add": (I64, [_PTR, _PTR, I64, _PTR, _PTR, I64, _PTR, _PTR]),

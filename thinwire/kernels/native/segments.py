@@ -14,9 +14,9 @@ from thinwire.kernels.native.selection import listing_entries
 from thinwire.kernels.reference import Segments
 
 
-def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
+def first_nonfinite(parts: Sequence[Tensor], limit: float) -> int | None:
     parts = [ready(part, torch.float32) for part in parts]
-    place: int = library.lib().tw_first_nonfinite(len(parts), *pointers(parts), library.threads())
+    place: int = library.lib().tw_first_nonfinite(len(parts), *pointers(parts), limit, library.threads())
     return None if place < 0 else place
 
 

@@ -35,6 +35,7 @@ from thinwire.kernels.reference.four_bits import (
     four_bit_decode,
     four_bit_encode,
 )
+from thinwire.kernels.reference.limits import FRAME_LIMIT, GRADIENT_LIMIT
 from thinwire.kernels.reference.packing import (
     pack_bits,
     pack_trits,
@@ -100,6 +101,8 @@ from thinwire.kernels.reference.serving import (
 )
 
 __all__ = [
+    "FRAME_LIMIT",
+    "GRADIENT_LIMIT",
     "INT4_CHUNK",
     "INT8_CHUNK",
     "RICE_COUNT",

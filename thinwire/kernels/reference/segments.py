@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.kernels.reference.limits import GRADIENT_LIMIT
+
 
 @dataclass(frozen=True)
 class Segments:
@@ -29,25 +31,25 @@ class Segments:
         return grad if weight is None else grad + self.decay[place] * weight
 
 
-def first_nonfinite(parts: Sequence[Tensor]) -> int | None:
-    """Return the place of the first part that holds an inf or a nan, or None."""
-    # Zero times anything finite is zero, and a sum of zeros cannot overflow.
+def first_nonfinite(parts: Sequence[Tensor], limit: float) -> int | None:
+    """Return the place of the first part that holds a nan, or a magnitude of ``limit`` (a power of two, or inf) or
+    more; None where all of them are below."""
     if not parts:
         return None
-    sums = torch.stack([(part * 0).sum() for part in parts]).cpu()
-    bad = torch.nonzero(~torch.isfinite(sums)).flatten()
+    largest = torch.stack([part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]).cpu()
+    bad = torch.nonzero(~(largest < limit)).flatten()  # amax hands a nan on
     return int(bad[0]) if bad.numel() else None
 
 
 def watch(parts: Sequence[Tensor], flag: Tensor) -> None:  # T vectors, (1,) int32
-    """Set the flag to one where an element is not finite."""
+    """Set the flag to one where an element is not below GRADIENT_LIMIT."""
     for part in parts:
-        flag.logical_or_(~torch.isfinite(part).all())
+        flag.logical_or_(~(part.abs() < GRADIENT_LIMIT).all())
 
 
-def _only_finite(parts: Sequence[Tensor], flag: Tensor) -> list[Tensor]:
+def _only_below_limit(parts: Sequence[Tensor], flag: Tensor) -> list[Tensor]:
     watch(parts, flag)
-    return [torch.where(torch.isfinite(part), part, 0.0) for part in parts]
+    return [torch.where(part.abs() < GRADIENT_LIMIT, part, 0.0) for part in parts]
 
 
 def accumulate(
@@ -66,13 +68,14 @@ def accumulate(
     d = g + decay w; u = m u + d; v = v + (u - applied w), or v + (d + m u - applied w) for Nesterov; without velocity
     v = v + g. With ``thresholds``, one a part, the flat indices of all elements with |v| >= threshold are returned in
     rising order, or None when they are more than ``capacity``. Where ``flag`` is given, an element of a gradient that
-    is not finite counts as zero and sets it to one. With ``ratios``, one a part, v is multiplied by them before.
+    is not below GRADIENT_LIMIT counts as zero and sets it to one. With ``ratios``, one a part, v is multiplied by them
+    before.
 
     ``room``, both int32, is memory offered: the second tensor for the indices, as many as are wanted at most, and the
     first, of ``listing_entries(capacity)``, for what is listed on the way.
     """
     if flag is not None:
-        parts = _only_finite(parts, flag)
+        parts = _only_below_limit(parts, flag)
     if ratios is not None:
         rescale(parts, segments, residual, ratios)
     found = []
@@ -112,7 +115,7 @@ def error_step(
     ``flag`` is that of ``accumulate``.
     """
     if flag is not None:
-        parts = _only_finite(parts, flag)
+        parts = _only_below_limit(parts, flag)
     for place, (part, start) in enumerate(zip(parts, segments.starts, strict=True)):
         error, mu = residual[start : start + part.numel()], segments.momentum[place]
         grad = segments.decayed(place, part)

@@ -144,7 +144,9 @@ class Reducer:
     def reduce(self, gradients: Mapping[str, Tensor]) -> None:
         """Replace every gradient by the group's mean, in place; one step. All ranks give the same names."""
         self._wait()
-        ordinals = places_of(gradients, self.parameters)
+        self.nets.step = self.progress.step
+        with self.nets.reporting():
+            ordinals = places_of(gradients, self.parameters)
         parts = {place: flat_like(self.parameters[name], gradients[name]) for place, name in ordinals.items()}
         hypers = dict(zip(ordinals, self.view.hypers(self.parameters[name] for name in ordinals.values()), strict=True))
         scale = self.skipper.scale() if self.skipper is not None else 1.0
@@ -153,7 +155,6 @@ class Reducer:
         self.progress.passes += 1
 
         def work() -> None:
-            self.nets.step = step
             if self.skipper is not None and not self.skipper.passes(list(parts.values()), self.nets.own):
                 self.progress.step -= 1  # the step did not happen: schedules and random numbers stay where they were
                 return

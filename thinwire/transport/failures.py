@@ -9,6 +9,7 @@ a period nothing is written or asked. What a wire does here never takes part in 
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import secrets
 import threading
@@ -23,6 +24,8 @@ import torch.distributed as dist
 
 from thinwire.errors import ExchangeError
 from thinwire.torch_private import agent_hosts_store, is_tcp, store_of
+
+log = logging.getLogger("thinwire")
 
 DEFAULT_TIMEOUT_S = 1800.0  # torch's own for Gloo
 ROLL_PERIODS = 2.5  # how long signs of life are waited for
@@ -145,6 +148,12 @@ def _named(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
+def _is_recent(note: Mapping[str, Any], step: int) -> bool:
+    """Whether a note about an error can be why this step's exchange waits; a gradient that was refused may have been
+    given again since."""
+    return bool(note["step"] >= step - 1)
+
+
 class _Board:
     """The notes in the store; used by the lookout's thread alone, because a store can keep one waiting."""
 
@@ -154,16 +163,31 @@ class _Board:
         self.heard: _Verdict | None = None
         self._beats = 0
         self._reachable = True
+        self._warned_of: Any = None
 
     def beat(self, mark: _Mark) -> None:
         """A sign of life of a rank that waits; and is there news?"""
         self._beats += 1
         self._set(f"at/{self.rank}", {"beat": self._beats, "step": mark.step, "stage": mark.stage})
         self._listen()
+        self._warn(mark.step)
+
+    def _warn(self, step: int) -> None:
+        """Say, while this rank waits, that another one told of an error of its own."""
+        told = self._get("announced")
+        if told is None or told == self._warned_of or told["rank"] == self.rank or not _is_recent(told, step):
+            return
+        self._warned_of = told
+        log.warning(
+            "thinwire waits at step %d for rank %d, which failed at step %d with %s",
+            step, told["rank"], told["step"], told["reason"],
+        )  # fmt: skip
 
     def record(self, step: int, stage: str, reason: str, own: bool) -> None:
         """``own``: the error began here, so that this rank is the one to name."""
         self._set(f"failed/{self.rank}", {"step": step, "stage": stage, "reason": reason, "own": own})
+        if own:
+            self._set("announced", {"rank": self.rank, "step": step, "reason": reason})
 
     def call_the_roll(self, step: int, stage: str, reason: str, peer: int | None) -> _Verdict:
         self.record(step, stage, reason, own=False)
@@ -175,7 +199,7 @@ class _Board:
             time.sleep(self.period_s / 8)
             for other in self.others:
                 failed = self._get(f"failed/{other}")
-                if failed is not None and failed["own"]:
+                if failed is not None and failed["own"] and _is_recent(failed, step):
                     text = f"rank {other} had failed at step {failed['step']} with {failed['reason']}"
                     verdict = _Verdict((other,), text)
                     continue

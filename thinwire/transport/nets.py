@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,6 +62,15 @@ class Nets:
         """Tell the other ranks, who would wait for this one, about an error of its own."""
         if self.failure_detector is not None and not isinstance(error, (ExchangeError, NonFiniteError)):
             self.failure_detector.report(error)
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Report what is raised inside the block, in which the others may wait for this rank already."""
+        try:
+            yield
+        except Exception as error:
+            self.report(error)
+            raise
 
     @property
     def step(self) -> int:

@@ -18,7 +18,8 @@ from thinwire.checkpoint.format import COMMON, part_key
 
 def read_states(checkpoint_id: str | os.PathLike[str], key: str, rank: int, group: dict[str, Any]) -> dict[str, Any]:
     """Return the wire's state as saved under ``key``: this rank's part where the group (its ``world_size`` and
-    ``hierarchy``) is the one that saved it, all parts where it is not. Communicates nothing."""
+    ``hierarchy``) is the one that saved it, all parts where it is not. Communicates nothing; a ValueError where the
+    checkpoint cannot be read."""
     import torch.distributed.checkpoint as dcp  # here: it takes longer to import than all of thinwire
 
     reader = dcp.FileSystemReader(checkpoint_id)
@@ -28,11 +29,27 @@ def read_states(checkpoint_id: str | os.PathLike[str], key: str, rank: int, grou
         raise ValueError(
             f"there is no checkpoint in {str(checkpoint_id)!r}; give a folder that torch.distributed.checkpoint wrote"
         ) from error
+    except Exception as error:
+        raise _unreadable(checkpoint_id, error) from error
     # planner_data maps every stored name to its path: ("wire", "rank 0", "aggregator", "memory", "residual", "fc.bias")
     paths = {name: path for name, path in (metadata.planner_data or {}).items() if path[0] == key and len(path) > 1}
     if not paths:
         known = sorted({path[0] for path in (metadata.planner_data or {}).values()})
         raise ValueError(f"the checkpoint {checkpoint_id} has no {key!r}; it has {', '.join(map(repr, known))}")
+    try:
+        return _read_parts(reader, metadata, paths, key, rank, group)
+    except (Exception, dcp.CheckpointException) as error:  # the latter is no Exception
+        raise _unreadable(checkpoint_id, error) from error
+
+
+def _unreadable(checkpoint_id: Any, error: BaseException) -> ValueError:
+    why = str(error).strip().partition("\n")[0]
+    return ValueError(f"the checkpoint {str(checkpoint_id)!r} cannot be read ({why}): it is damaged, load another one")
+
+
+def _read_parts(
+    reader: Any, metadata: Any, paths: dict[str, Any], key: str, rank: int, group: dict[str, Any]
+) -> dict[str, Any]:
     common = _read(reader, metadata, [path for path in paths.values() if path[1] in COMMON]).get(key, {})
     same = all(common.get(name) == value for name, value in group.items())
     wanted = [path for path in paths.values() if path[1] not in COMMON and (not same or path[1] == part_key(rank))]

@@ -1,7 +1,7 @@
 """The form of a saved state, and what it must look like before anything of it is loaded.
 
     {"format", "method", "parameters", "world_size", "hierarchy", "step", ...: the same on every rank,
-     "rank 3": {"pending": ..., "aggregator": ...}: what this rank alone has}
+     "rank 3": {"pending": ..., "aggregator": ..., "tensors": ..., "seal": ...}: what this rank alone has}
 
 The rank is part of a key because torch.distributed.checkpoint takes equal keys of several ranks for one replicated
 tensor and keeps one of them. It also fills the state_dict() of the moment in place, so the keys and shapes of a wire's
@@ -20,11 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.checkpoint.contents import check_contents, plain_part, rows_of, seal_of
+from thinwire.checkpoint.memory_order import in_order_of
 from thinwire.checkpoint.reshard import check_complete, reshard, without_servers
 from thinwire.engine.named_state import KeptVector, StateKind
 from thinwire.methods.running import RunningMethod
 
-STATE_FORMAT = 3
+STATE_FORMAT = 4
 COMMON = (
     "format", "method", "parameters", "world_size", "hierarchy", "step", "optimizer_steps", "density_factor",
 )  # fmt: skip
@@ -83,36 +85,71 @@ def pack(flat: Mapping[str, Any], shape: StateShape) -> dict[str, Any]:
         for room, kinds in flat["aggregator"].items()
     }
     pending = tuple((name, tensor.cpu()) for name, tensor in flat["pending"].items())
-    part = {"pending": pending, "aggregator": rooms}
-    return {**{key: flat[key] for key in COMMON}, part_key(flat["rank"]): part}
+    part = {"pending": pending, "aggregator": rooms, "tensors": (), "seal": ""}
+    common, plain = {key: flat[key] for key in COMMON}, plain_part(part_key(flat["rank"]), part)
+    rows = rows_of(plain)
+    sealed = {**part, "tensors": rows, "seal": seal_of(common, flat["rank"], plain, rows)}
+    return {**common, part_key(flat["rank"]): sealed}
 
 
 def unpack(state: object) -> list[dict[str, Any]]:
     """Return the plain states of all ranks that a saved state, or a list of them, holds."""
     if isinstance(state, (list, tuple)):
         return [one for each in state for one in unpack(each)]
-    if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
+    if isinstance(state, Mapping) and not state:
+        raise ValueError(
+            "the state is empty: state_dict(all_ranks=True) gives rank 0 the parts of all ranks and the others {}; "
+            "load on every rank what rank 0 got"
+        )
+    if not isinstance(state, Mapping) or not _is(state.get("format"), int) or state["format"] != STATE_FORMAT:
         raise ValueError("this is not a wire's state_dict, or one of another format version")
-    for key in COMMON:
-        if key not in state:
-            raise ValueError(f"the state has no {key!r}: it is not a whole wire's state_dict")
-    return [
-        {**{k: state[k] for k in COMMON}, "rank": int(key.removeprefix("rank ")), **_plain_part(key, part)}
-        for key, part in state.items()
-        if key not in COMMON
+    common = {key: _common(state, key) for key in COMMON}
+    plain = [
+        {**common, "rank": _rank_of(key), **plain_part(key, part)} for key, part in state.items() if key not in COMMON
     ]
+    if not plain:
+        raise ValueError("the state has no rank's part: it is not a whole wire's state_dict")
+    return plain
 
 
-def _plain_part(key: str, part: Any) -> dict[str, Any]:
-    if not key.removeprefix("rank ").isdecimal() or not isinstance(part, dict):
+def _rank_of(key: object) -> int:
+    digits = key.removeprefix("rank ") if isinstance(key, str) else ""
+    if not digits.isdecimal() or key != part_key(int(digits)):
         raise ValueError(f"the state has an unknown part {key!r}: it is not a wire's state_dict")
-    if "pending" not in part:
-        raise ValueError("the state has no 'pending': it is not a whole wire's state_dict")
-    # A room that holds nothing has no trace in a distributed checkpoint.
-    rooms: dict[str, Any] = {"memory": {}, "collective": {}}
-    for room, kinds in part.get("aggregator", {}).items():
-        rooms[room] = {kind: dict(values) for kind, values in kinds.items()}
-    return {"pending": dict(part["pending"]), "aggregator": rooms}
+    return int(digits)
+
+
+def _common(state: Mapping[str, Any], key: str) -> Any:
+    """A value that all ranks have in common; a ValueError where it is not there, or is none of its kind."""
+    if key not in state:
+        raise ValueError(f"the state has no {key!r}: it is not a whole wire's state_dict")
+    value = state[key]
+    if key == "method":
+        fits = _is(value, str)
+    elif key == "parameters":
+        fits = _is(value, tuple) and all(_is_form(row) for row in value)
+    elif key == "hierarchy":
+        fits = value is None or (_is(value, tuple) and all(_are_numbers(group) for group in value))
+    else:
+        fits = (_is(value, int) or (_is(value, float) and key == "density_factor")) and 0 <= value < 2**63
+    if not fits:
+        raise ValueError(f"the state's {key!r} is a {type(value).__name__} of another form: it was changed or damaged")
+    return value
+
+
+def _is(value: object, kind: type) -> bool:
+    return type(value) is kind
+
+
+def _are_numbers(values: object) -> bool:
+    return isinstance(values, tuple) and all(_is(value, int) for value in values)
+
+
+def _is_form(row: object) -> bool:
+    """Whether it is a parameter's name, shape and memory order."""
+    if not isinstance(row, tuple) or len(row) != 3 or not _is(row[0], str):
+        return False
+    return _are_numbers(row[1]) and _are_numbers(row[2]) and sorted(row[2]) == list(range(len(row[1])))
 
 
 def without_zeros(aggregator: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,15 +171,18 @@ def check_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             f"the state belongs to method {state['method']}, the wire uses {own['method']}; "
             f"to go on from it attach the state's method{_apart(state['method'], own['method'])}"
         )
-    saved, numels = dict(state["parameters"]), dict(own["parameters"])
-    missing = {"the model does not have": saved.keys() - numels, "the state does not have": numels.keys() - saved}
+    saved, shapes = ({name: shape for name, shape, _ in one["parameters"]} for one in (state, own))
+    missing = {"the model does not have": saved.keys() - shapes, "the state does not have": shapes.keys() - saved}
     for whose, names in missing.items():
         if names:
             some, more = ", ".join(map(repr, sorted(names)[:5])), ", ..." if len(names) > 5 else ""
             raise ValueError(f"the state belongs to another model: {whose} {some}{more}")
-    for name, numel in numels.items():
-        if saved[name] != numel:
-            raise ValueError(f"the state has {saved[name]} elements for {name!r}, the model has {numel}")
+    for name, shape in shapes.items():
+        if saved[name] != shape:
+            raise ValueError(
+                f"the state belongs to another model: {name!r} is {list(saved[name])} in the state and {list(shape)} "
+                "in the model"
+            )
 
 
 def _apart(saved: str, own: str) -> str:
@@ -153,15 +193,25 @@ def _apart(saved: str, own: str) -> str:
     return f" ({', '.join(differ)})" if name == other and differ else ""
 
 
-def check_fits(state: Mapping[str, Any], terms: Mapping[str, Any], shape: StateShape) -> None:
-    """Raise when a plain state has not the group of ``terms`` and the form of ``shape``."""
-    for key in ("world_size", "rank", "hierarchy"):
+def check_place(state: Mapping[str, Any], terms: Mapping[str, Any]) -> None:
+    """Raise when one rank's plain state is not this rank's of this group."""
+    for key in ("world_size", "hierarchy"):
         if state[key] != terms[key]:
             raise ValueError(
-                f"the state was saved with {key} {state[key]}, this process has {key} {terms[key]}; give "
-                "load_state_dict the list of all ranks' states to resume with another group, or use "
-                "wire.load_checkpoint(folder)"
+                f"the state is of rank {state['rank']} alone and was saved with {key} {state[key]}, this process has "
+                f"{key} {terms[key]}; to resume with another group give load_state_dict the list of all ranks' states "
+                "or what state_dict(all_ranks=True) gave rank 0, or use wire.load_checkpoint(folder)"
             )
+    if state["rank"] != terms["rank"]:
+        raise ValueError(
+            f"the state is of rank {state['rank']} alone, and this is rank {terms['rank']}, whose residual is not in "
+            "it; save one file per rank, or on rank 0 what state_dict(all_ranks=True) gives there when all ranks call "
+            "it"
+        )
+
+
+def check_fits(state: Mapping[str, Any], shape: StateShape) -> None:
+    """Raise when a plain state has not the form of ``shape``."""
     for room, kinds in shape.kinds.items():
         for kind in kinds:
             if shape.needs(room, kind) and kind not in state["aggregator"].get(room, {}):
@@ -175,22 +225,6 @@ def check_fits(state: Mapping[str, Any], terms: Mapping[str, Any], shape: StateS
                 f"the state has a {kind}, which this method does not keep with this optimizer; load it with the "
                 "optimizer that it was saved with"
             )
-    served = state["aggregator"].get("collective", {}).get("starts", {})
-    for room, kinds in {"": {"pending": state["pending"]}, **state["aggregator"]}.items():
-        for vectors in kinds.values():
-            for name, tensor in vectors.items():
-                if isinstance(tensor, Tensor):
-                    start = served.get(name, 0) if room == "collective" else None
-                    _check_vector(name, tensor, shape.numels, start)
-
-
-def _check_vector(name: str, tensor: Tensor, numels: Mapping[str, int], start: int | None) -> None:
-    """Raise when a saved vector is not of the model; a server's begins at ``start`` and may be a part."""
-    if name not in numels:
-        raise ValueError(f"the state has a parameter {name!r} that the model does not have")
-    numel = numels[name]
-    if tensor.numel() != numel if start is None else start + tensor.numel() > numel:
-        raise ValueError(f"the state has {tensor.numel()} elements for {name!r}, the model has {numel}")
 
 
 def state_for(state: object, terms: Mapping[str, Any], shape: StateShape) -> dict[str, Any]:
@@ -201,15 +235,20 @@ def state_for(state: object, terms: Mapping[str, Any], shape: StateShape) -> dic
     given = unpack(state)
     for one in given:
         check_run(one, terms)
-    if isinstance(state, (list, tuple)) or len(given) != 1:
+    together = isinstance(state, (list, tuple)) or len(given) != 1 or given[0]["world_size"] == 1
+    if together:
         check_complete(given)
-        if all(given[0][key] == terms[key] for key in ("world_size", "hierarchy")):
-            given = [one for one in given if one["rank"] == terms["rank"]]
-        else:
-            place = {key: terms[key] for key in ("world_size", "rank", "hierarchy")}
-            given = [{**reshard(given, shape.numels, shape.kinds, shape.served), **place}]
+    else:
+        check_place(given[0], terms)
+    for one in given:
+        check_contents({key: one[key] for key in COMMON}, one["rank"], one)
+    given = in_order_of(given, terms["parameters"])
+    if together and all(given[0][key] == terms[key] for key in ("world_size", "hierarchy")):
+        given = [one for one in given if one["rank"] == terms["rank"]]
+    elif together:
+        given = [reshard(given, shape.numels, shape.kinds, shape.served)]
     (one,) = given
-    check_fits(one, terms, shape)
+    check_fits(one, shape)
     kept = without_zeros(one["aggregator"])
     if shape.follows:  # a checkpoint of another group has a share for every rank; here the leader has it
         for room in kept.keys() & {"memory", "collective"}:

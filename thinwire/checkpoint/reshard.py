@@ -26,10 +26,11 @@ def check_complete(states: Sequence[Mapping[str, Any]]) -> None:
     ranks = sorted(state.get("rank", -1) for state in states)
     if ranks != list(range(size or 0)):
         raise ValueError(f"states of ranks {ranks} were given, the run had the ranks 0 to {(size or 0) - 1}")
-    for key in ("method", "step", "optimizer_steps", "density_factor", "world_size"):
+    for key in ("method", "step", "optimizer_steps", "density_factor", "world_size", "hierarchy", "parameters"):
         values = {state[key] for state in states}
         if len(values) > 1:
-            raise ValueError(f"the states differ in {key} ({', '.join(map(str, sorted(values)))}): not of one moment")
+            differ = f" ({', '.join(sorted(map(str, values)))})" if key != "parameters" else ""
+            raise ValueError(f"the states differ in {key}{differ}: not of one moment")
 
 
 def reshard(

@@ -127,12 +127,12 @@ class Wire:
             self.reducer.abandon()
             self._leave()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything of this rank that a later run needs (see ``Reducer.state_dict``)."""
-        return self.reducer.state_dict()
+    def state_dict(self, all_ranks: bool = False) -> dict[str, Any]:
+        """Return everything of this rank that a later run needs, or of all ranks on rank 0 (``Reducer.state_dict``)."""
+        return self.reducer.state_dict(all_ranks)
 
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """Take up where ``state_dict`` left off, also with another number of ranks (``Reducer.load_state_dict``)."""
+        """Go on from a state; collective, behind the loading of model and optimizer (``Reducer.load_state_dict``)."""
         self.reducer.load_state_dict(state)
 
     def load_checkpoint(self, checkpoint_id: str | os.PathLike[str], key: str = "wire") -> None:

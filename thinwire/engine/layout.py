@@ -11,6 +11,14 @@ import torch
 from torch import Tensor
 
 
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """Return the tensor's dimensions from the slowest to the fastest, as ``memory_flat`` reads its elements."""
+    if tensor.is_contiguous() or not _is_dense(tensor):
+        return tuple(range(tensor.dim()))
+    strides = tensor.stride()
+    return tuple(sorted(range(tensor.dim()), key=lambda place: (-strides[place], -tensor.shape[place])))
+
+
 def memory_flat(tensor: Tensor) -> Tensor:  # any shape -> (numel,)
     """View a tensor's elements in the order in which they lie in memory, which is the order of DDP's buckets.
 
@@ -23,7 +31,7 @@ def memory_flat(tensor: Tensor) -> Tensor:  # any shape -> (numel,)
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor that is not contiguous is one stretch of memory."""
+    """Whether the elements fill one stretch of memory, in any order of the dimensions."""
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return True
     expected = 1

@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire.engine.norms import UNMEASURED, Measured, Norms
 from thinwire.methods.running import RunningMethod
 from thinwire.monitor.health import Guard, Health, measured_health
-from thinwire.monitor.replicas import check_replicas
+from thinwire.monitor.replicas import GO_BACK, check_replicas
 from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import StragglerMonitor
 from thinwire.monitor.user_warning import warn_user
@@ -78,7 +78,8 @@ class Monitors:
         if parameters is not None:
             self._checked = passes
             with overhead(self._nets.own):
-                check_replicas(parameters, self._nets.own, optimizer_steps)
+                when = f"after optimizer step {optimizer_steps}"
+                check_replicas(parameters, self._nets.own, when, GO_BACK)
 
     def warn(self) -> None:
         """Say once what a measurement found, on one rank."""

@@ -17,20 +17,25 @@ from thinwire.kernels import checksum
 from thinwire.transport import Net
 
 NAMED_AT_MOST = 5
+GO_BACK = (
+    "go back to a checkpoint, and look for a parameter that is changed on some ranks only, or for broken memory on the "
+    "rank that is alone"
+)
 
 
 def hashes(parameters: Sequence[Tensor]) -> Tensor:  # -> (P,) int64 in [0, 2**32), on the host
     """Return one number per parameter that any changed bit changes; one transfer from a GPU for all of them."""
-    return torch.stack([checksum(_words(parameter.detach())) for parameter in parameters]).cpu()
+    return torch.stack([checksum(words_of(parameter.detach())) for parameter in parameters]).cpu()
 
 
-def _words(tensor: Tensor) -> Tensor:  # any shape and dtype -> (n,) int32
+def words_of(tensor: Tensor) -> Tensor:  # any shape and dtype -> (n,) int32
+    """The tensor's bits as they lie in memory, filled up with zeros to whole words."""
     as_bytes = memory_flat(tensor).contiguous().view(torch.uint8)
     filling = -as_bytes.numel() % 4
     return (torch.nn.functional.pad(as_bytes, (0, filling)) if filling else as_bytes).view(torch.int32)
 
 
-def check_replicas(parameters: Mapping[str, Tensor], net: Net, step: int) -> None:
+def check_replicas(parameters: Mapping[str, Tensor], net: Net, when: str, way_out: str) -> None:
     """Raise the same ReplicaError on all ranks when their parameters differ in any bit; a collective call.
 
     8 bytes per rank travel; only when they differ does a second round, of 4 bytes per parameter, say where.
@@ -51,9 +56,8 @@ def check_replicas(parameters: Mapping[str, Tensor], net: Net, step: int) -> Non
     ]
     more = f" and {len(found) - NAMED_AT_MOST} more" if len(found) > NAMED_AT_MOST else ""
     raise ReplicaError(
-        f"the replicas differ after optimizer step {step} in {len(found)} of {len(parameters)} parameters: "
-        f"{', '.join(found[:NAMED_AT_MOST])}{more}; go back to a checkpoint, and look for a parameter that is changed "
-        "on some ranks only, or for broken memory on the rank that is alone"
+        f"the replicas differ {when} in {len(found)} of {len(parameters)} parameters: "
+        f"{', '.join(found[:NAMED_AT_MOST])}{more}; {way_out}"
     )
 
 

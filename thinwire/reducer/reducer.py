@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.checkpoint.dcp import read_states
-from thinwire.checkpoint.format import STATE_FORMAT, StateShape, pack, state_for
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.hierarchy import machine_groups
@@ -35,6 +34,7 @@ from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
 from thinwire.reducer.progress import Progress
 from thinwire.reducer.setup import EdgeTerms, HierarchySpec, check_seen, checked, form_of, group_of
+from thinwire.reducer.states import agreed_state, state_of, state_of_all
 from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats
 from thinwire.transport import Net, overhead
@@ -119,7 +119,7 @@ class Reducer:
         self.restarted: Callable[[], None] = lambda: None  # called when another method or another state is there
         self.drifted = False  # the ranks' parameters differ, and this is not inside averaged()
         self._hand_over = HandOver(self.parameters, view, self.nets)
-        self._pending: dict[str, Tensor] = {}  # gradients that enter the next exchange
+        self.pending: dict[str, Tensor] = {}  # gradients that enter the next exchange
         self._attached = True
         self._handles: list[Any] = []
         self._install()
@@ -209,7 +209,7 @@ class Reducer:
             entered = tuple(hypers[segment.ordinal] for segment in segments)
             if entering is not None:
                 entered, weights = entering.enter(layout, parts, entered, weights)
-            if self._pending:
+            if self.pending:
                 self._add_pending(segments, parts, entered)
             context = ExchangeContext(layout, step, entered, weights)
             norms = self.monitors.norms(step).of_gradients(parts)
@@ -230,18 +230,18 @@ class Reducer:
 
     def copy_of(self, name: str) -> Any:
         """Copies of all that a method with a memory keeps of a parameter."""
-        return self.running.copy_of(name), self._pending.get(name)
+        return self.running.copy_of(name), self.pending.get(name)
 
     def put_back(self, name: str, copies: Any) -> None:
         """Keep again what ``copy_of`` gave."""
         kept, pending = copies
         self.running.put_back(name, kept)
         if pending is not None:
-            self._pending[name] = pending
+            self.pending[name] = pending
 
     def _add_pending(self, segments: Iterable[Any], parts: Sequence[Tensor], hypers: Sequence[Hyper]) -> None:
         for segment, part, hyper in zip(segments, parts, hypers, strict=True):
-            pending = self._pending.pop(segment.name, None) if hyper.lr else None  # at 0 nothing would come of it
+            pending = self.pending.pop(segment.name, None) if hyper.lr else None  # at 0 nothing would come of it
             if pending is not None:
                 part.add_(pending)
                 if pending.is_cuda:  # made on another stream
@@ -325,10 +325,8 @@ class Reducer:
             velocity = self.view.give_velocity()
         self._uninstall()
         self.drifted = False
-        self.progress.spent.compensating += old.aggregator.clock.compensating
-        self.progress.spent.compressing += old.aggregator.clock.compressing
         self.method = chosen
-        self.running = RunningMethod(chosen, self.parameters, self.nets, self.view.is_sgd)
+        self._run(RunningMethod(chosen, self.parameters, self.nets, self.view.is_sgd))
         self.monitors.restart()
         self._install()
         if takes:
@@ -338,7 +336,7 @@ class Reducer:
         else:
             waiting = hand_over.apply_or_wait(hand_over.mean_over_ranks(rest)) if took else rest
             for name, tensor in waiting.items():
-                self._pending[name] = self._pending[name] + tensor if name in self._pending else tensor
+                self.pending[name] = self.pending[name] + tensor if name in self.pending else tensor
         self.restarted()
 
     def _agree_on(self, method: Method | str) -> Method:
@@ -356,7 +354,7 @@ class Reducer:
         except ValueError as problem:
             error = str(problem)
         with overhead(self.nets.own):
-            check_agreement(self.nets.own, {"method": repr(chosen)}, error)
+            check_agreement(self.nets.own, {"method": repr(chosen)}, error, "switch")
         assert chosen is not None
         return chosen
 
@@ -380,7 +378,7 @@ class Reducer:
         if self.running.takes_momentum:
             self.view.take_velocity(hand_over.mean_velocity(self.running))
         rest = hand_over.leftover(self.running)
-        for name, pending in self._pending.items():
+        for name, pending in self.pending.items():
             rest[name] = rest[name] + pending if name in rest else pending
         mean = hand_over.mean_over_ranks(rest)
         self.abandon()
@@ -432,60 +430,49 @@ class Reducer:
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, all_ranks: bool = False) -> dict[str, Any]:
         """Return everything of this rank that a later run needs: residuals, velocities, errors, counters, method.
 
         The state of a moment has the same keys and shapes as that of any other, and what belongs to a rank lies under
         the rank's own key: torch.distributed.checkpoint takes a reducer as it is, ``dcp.save({"wire": wire}, ...)``.
+
+        ``all_ranks`` is for loops that save one file, on rank 0: every rank calls, rank 0 gets the state with the parts
+        of all ranks, in host memory, and the others get {}. Every rank loads it, in a group of any size.
         """
         self._wait()
-        plain = {
-            **self._terms(),
-            "step": self.progress.step,
-            "optimizer_steps": self.progress.optimizer_steps,
-            "density_factor": self.running.density_factor,
-            "pending": {name: tensor.clone() for name, tensor in self._pending.items()},
-            "aggregator": self.running.aggregator.state_dict(),
-        }
-        return pack(plain, self._shape())
-
-    def _terms(self) -> dict[str, Any]:
-        """What a state must have in common with the one that is loaded."""
-        return {
-            "format": STATE_FORMAT,
-            "method": self.method.in_full,
-            "parameters": tuple((name, p.numel()) for name, p in self.parameters.items()),
-            "world_size": self.nets.own.size,
-            "rank": self.nets.own.rank,
-            "hierarchy": self.nets.groups,
-        }
-
-    def _shape(self) -> StateShape:
-        shapes = {name: p.shape for name, p in self.parameters.items()}
-        return StateShape.of(self.running, shapes, self.nets.compute_device)
+        return state_of_all(self) if all_ranks else state_of(self)
 
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """Take up where ``state_dict`` left off; a state that does not fit raises and changes nothing.
+        """Take up where ``state_dict`` left off; a collective call.
 
-        ``state`` is what this rank saved, or the list of all ranks' states. With the list the group may have another
-        size or hierarchy than the one that saved it: what was not sent is then redistributed, and none of it is lost.
+        ``state`` is what this rank saved, what ``all_ranks`` gave rank 0, or the list of all ranks' states. With one of
+        the latter the group may have another size or hierarchy than the one that saved it: what was not sent is then
+        redistributed, and none of it is lost. A state that is not, to the bit, what was saved, or does not fit on one
+        of the ranks, and parameters that differ between the ranks, raise on all ranks and change nothing.
         """
-        self._wait()
-        progress = self.progress
-        one = state_for(state, self._terms(), self._shape())
-        progress.steps_before = one["step"] - (progress.step - progress.steps_before)
-        progress.step, progress.optimizer_steps = one["step"], one["optimizer_steps"]
-        self._pending = {name: t.to(self.nets.compute_device).clone() for name, t in one["pending"].items()}
-        self.running.aggregator.load_state_dict(one["aggregator"])
-        self.monitors.restart(one["density_factor"])
-        self.running.density_factor = one["density_factor"]
-        self.restarted()
+        self._take(lambda: state)
 
     def load_checkpoint(self, checkpoint_id: str | os.PathLike[str], key: str = "wire") -> None:
         """Load what ``dcp.save({key: wire, ...}, checkpoint_id=...)`` wrote, also with another number of ranks.
 
-        ``dcp.load`` itself is enough where the group is the one that saved. Nothing is communicated here: every rank
-        reads its own part, or all parts where the group is another one.
+        ``dcp.load`` itself is enough where the group is the one that saved. Every rank reads its own part, or all parts
+        where the group is another one. A collective call, as ``load_state_dict``.
         """
         group = {"world_size": self.nets.own.size, "hierarchy": self.nets.groups}
-        self.load_state_dict(read_states(checkpoint_id, key, self.nets.own.rank, group))
+        self._take(lambda: read_states(checkpoint_id, key, self.nets.own.rank, group))
+
+    def _take(self, read: Callable[[], Any]) -> None:
+        self._wait()
+        loaded, progress = agreed_state(self, read), self.progress
+        progress.steps_before = loaded.step - (progress.step - progress.steps_before)
+        progress.step, progress.optimizer_steps = loaded.step, loaded.optimizer_steps
+        self.pending = loaded.pending
+        self._run(loaded.running)
+        self.monitors.restart(loaded.density_factor)
+        self.restarted()
+
+    def _run(self, running: RunningMethod) -> None:
+        """Go on with another method, or another state of the same one."""
+        self.progress.spent.compensating += self.running.aggregator.clock.compensating
+        self.progress.spent.compressing += self.running.aggregator.clock.compressing
+        self.running = running

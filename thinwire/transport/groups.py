@@ -88,16 +88,19 @@ def _decoded(rank: int, raw: bytes) -> str:
         raise FrameError(f"bad frame from rank {rank}: its text is not UTF-8") from None
 
 
-def check_agreement(net: Net, mine: dict[str, object], error: str | None) -> None:
-    """Raise the same ValueError on all ranks when a rank has an error or describes something else than rank 0."""
+def check_agreement(net: Net, mine: dict[str, object], error: str | None, purpose: str = "attach") -> None:
+    """Raise a ValueError on all ranks when one has an error, its own first, or describes something else than rank 0.
+
+    ``purpose`` says what the ranks are about to do, in words for the sentence.
+    """
     net.stage = "agree on what to do"
     texts = gather_texts(net, json.dumps({"error": error, **mine}))
     everybody = [_description(rank, text) for rank, text in enumerate(texts)]
+    if error is not None:
+        raise ValueError(error)
     for rank, theirs in enumerate(everybody):
         if theirs["error"]:
-            raise ValueError(
-                theirs["error"] if rank == net.rank else f"rank {rank} could not attach: {theirs['error']}"
-            )
+            raise ValueError(f"rank {rank} could not {purpose}: {theirs['error']}")
     for rank, theirs in enumerate(everybody):
         for key in mine:
             # As text: dictionaries are equal whatever their order, and the order of parameters counts.

@@ -65,7 +65,7 @@ def test_recipes_describe_themselves() -> None:
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in LARGE])
 def test_recipes_method_excludes_parameters_that_are_there(name: str, folder: Path) -> None:
     names = [name for name, _ in small(name, folder).model().named_parameters()]
-    thinwire.parse_method(RECIPES[name].default_method).check_exclude(names)
+    thinwire.parse_method(RECIPES[name].default_method).check_names(names)
 
 
 @pytest.mark.parametrize("name", RECIPES)

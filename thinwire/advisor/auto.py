@@ -6,7 +6,6 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from thinwire.advisor.profile import Profile, buckets_of, measure_exchange
 from thinwire.edges.own_hook import OwnHook
 from thinwire.edges.wire import Wire
 from thinwire.methods import Method, parse_method
-from thinwire.methods.registry import for_other_optimizers
+from thinwire.reducer.setup import check_fits
 from thinwire.transport import overhead
 
 log = logging.getLogger("thinwire")
@@ -129,9 +128,8 @@ class Auto:
         evaluation, which is the user's to know of."""
         if method.replicas_drift:
             return False
-        if method.takes_momentum(self._view.is_sgd):
-            try:
-                self._view.check_takeover(method.name, partial(for_other_optimizers, method))
-            except ValueError:
-                return False
+        try:
+            check_fits(method, self._parameters, self._view)
+        except ValueError:
+            return False
         return True

@@ -272,8 +272,7 @@ def _plan(method: Method, layouts: Sequence[Layout], hosts: int) -> Plan:
 
 def dense_below(method: Method) -> int:
     """Tensors of fewer elements are not compressed."""
-    below: int = getattr(method, "dense_below", 0)
-    return below
+    return max(getattr(one, "dense_below", 0) for one in method.members)
 
 
 def cut(rows: Rows, share: float, least: int = 0) -> Rows:

@@ -12,7 +12,6 @@ they are.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from thinwire.checkpoint.memory_order import in_order_of
 from thinwire.checkpoint.reshard import check_complete, reshard, without_servers
 from thinwire.engine.named_state import KeptVector, StateKind
 from thinwire.methods.running import RunningMethod
+from thinwire.methods.spec import split_items
 
 STATE_FORMAT = 4
 COMMON = (
@@ -188,8 +188,7 @@ def check_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 def _apart(saved: str, own: str) -> str:
     """The options in which a saved method differs from one of the same name, as they were saved."""
     (name, _, options), (other, _, others) = saved.partition(":"), own.partition(":")
-    apart = re.compile(r",(?=\w+=)")  # a schedule may have commas of its own, followed by a space
-    differ = [option for option in apart.split(options) if option and option not in apart.split(others)]
+    differ = [option for option in split_items(options) if option not in split_items(others)]
     return f" ({', '.join(differ)})" if name == other and differ else ""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,11 +63,11 @@ class OpenStep:
     """What was exchanged since the optimizer's last step, and what of it lies in .grad.
 
     ``before_accumulation`` and ``held`` run in the backward pass; ``enter``, ``weight`` and ``wrote`` in the thread
-    that exchanges. ``keeps`` says whether copies can be made at all.
+    that exchanges. ``keeps`` are the names of those of which copies can be made at all.
     """
 
     def __init__(self, parameters: Sequence[Tensor], logs: bool = True) -> None:
-        self.keeps = False
+        self.keeps: Collection[str] = ()
         self._logs = logs  # one rank of a group does
         self._parameters = parameters  # by ordinal
         self._several = False  # whether a step had several passes so far
@@ -187,11 +187,11 @@ class OpenStep:
         content = held.content if held is not None else None
         if share is None:
             share = self._shares[segment.ordinal] = Share()
-            if self.keeps and self._wants_copies:
+            if segment.name in self.keeps and self._wants_copies:
                 share.kept, share.before, share.local = True, copy_of(segment.name), part.clone()
                 share.weight = memory_flat(weight.detach()).clone() if weight is not None else None
             return False, content
-        if self._logs and self.keeps and not share.kept and held is None and not self._several:
+        if self._logs and segment.name in self.keeps and not share.kept and held is None and not self._several:
             log.warning(LATE)
         self._several = True
         if share.kept and held is None:
@@ -249,17 +249,17 @@ class EnteringOpenStep:
         self, layout: Layout, parts: Sequence[Tensor], hypers: tuple[Hyper, ...], weights: tuple[Tensor, ...]
     ) -> tuple[tuple[Hyper, ...], tuple[Tensor, ...]]:
         reducer, entered = self._reducer, []
-        decays = reducer.running.takes_weight_decay
+        decays = reducer.running.with_decay
         for segment, part, hyper, weight in zip(layout.segments, parts, hypers, weights, strict=True):
+            decaying = weight if hyper.weight_decay and segment.name in decays else None
             again, content = self._step.enter(
-                segment, part, self._held.get(segment.ordinal), weight if decays and hyper.weight_decay else None,
-                reducer.copy_of, reducer.put_back,
-            )  # fmt: skip
+                segment, part, self._held.get(segment.ordinal), decaying, reducer.copy_of, reducer.put_back
+            )
             entered.append(replace(hyper, weight_decay=0.0, again=True) if again else hyper)
             if content is not None:
                 self._rest[segment.ordinal] = content
-        decaying = tuple(self._step.weight(s.ordinal, w) for s, w in zip(layout.segments, weights, strict=True))
-        return tuple(entered), decaying
+        then = tuple(self._step.weight(s.ordinal, w) for s, w in zip(layout.segments, weights, strict=True))
+        return tuple(entered), then
 
     def leave(self, layout: Layout, parts: Sequence[Tensor]) -> None:
         for segment, part in zip(layout.segments, parts, strict=True):

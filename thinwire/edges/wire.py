@@ -255,7 +255,7 @@ class Wire:
         # Ranks that have run out of inputs count passes, so there all do.
         if self._open.continues() and not joined:
             self.reducer.progress.step -= 1
-        self._open.keeps = self.reducer.running.memory is not None and not joined
+        self._open.keeps = () if joined else self.reducer.running.copied
 
     def _submit(self, buckets: list[Bucket], step: int) -> None:
         """Hand buckets to the worker, with all that must be read now: when it comes to them, a closure's step() or a

@@ -77,8 +77,12 @@ class Hierarchy:
     def __init__(self, inner: Aggregator, local: Net, ranks_a_machine: float) -> None:
         self.inner, self.local, self.weight = inner, local, 1 / ranks_a_machine
         self._ranks = ranks_a_machine
-        self.whole_model, self.clock = inner.whole_model, inner.clock
+        self.whole_model = inner.whole_model
         self.leads = local.rank == 0
+
+    @property
+    def clock(self) -> Any:
+        return self.inner.clock
 
     @property
     def frames_grow(self) -> bool:

@@ -93,11 +93,13 @@ class Layout:
     """The segments of one exchange: the coded ones first, then the dense tail, each in the order they were given.
 
     ``coded_sizes`` are those of all coded tensors of the model, the smallest first, for what is divided between them
-    whatever they share an exchange with.
+    whatever they share an exchange with. ``of_methods`` are the layouts of the exchanges that it is made of, where
+    parameters have different methods.
     """
 
     segments: tuple[Segment, ...]
     coded_sizes: tuple[int, ...]
+    of_methods: tuple[Layout, ...] = ()
 
     def __hash__(self) -> int:  # layouts are dictionary keys on the hot path
         return self.fingerprint

@@ -6,7 +6,7 @@ only while ``optimizer.step()`` runs: schedulers, checkpoints and the user see t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -87,47 +87,52 @@ class OptimizerView:
     def hyper(self, parameter: Tensor) -> Hyper:
         return self.hypers([parameter])[0]
 
-    def check_takeover(self, method: str, instead: Callable[[], str]) -> None:
-        """Raise when momentum cannot be moved in front of the compression; ``instead`` says what else to take."""
+    def check_takeover(self, method: str, instead: Callable[[], str], names: Collection[str]) -> None:
+        """Raise when the momentum of these parameters cannot be moved in front of the compression; ``instead`` says
+        what else to take."""
         if not self.is_sgd:
             raise ValueError(
                 f"{method}: momentum correction needs torch.optim.SGD, the optimizer is "
                 f"{type(self.optimizer).__name__}; {instead()}"
             )
-        self._check_dampening(method, self.optimizer.param_groups)
+        self._check_dampening(method, names, self.optimizer.param_groups)
 
-    def _check_dampening(self, method: str, values: Iterable[Mapping[str, Any]]) -> None:
-        """Refuse it in these values, one for each of the optimizer's groups, where parameters of the model have it."""
-        own = {id(p) for p in self.parameters.values()}
+    def _check_dampening(self, method: str, names: Collection[str], values: Iterable[Mapping[str, Any]]) -> None:
+        """Refuse it in these values, one for each of the optimizer's groups, where these parameters have it."""
+        taken = {id(self.parameters[name]) for name in names}
         for group, new in zip(self.optimizer.param_groups, values, strict=False):  # torch itself checks their number
-            if new.get("dampening") and any(id(p) in own for p in group["params"]):
+            if new.get("dampening") and not taken.isdisjoint(map(id, group["params"])):
                 raise ValueError(
                     f"{method}: momentum correction needs dampening=0, a group has {new['dampening']}; use "
                     "dampening=0, or momentum_correction=False where the method has it"
                 )
 
-    def take_over(self, method: str, *, momentum: bool, weight_decay: bool, given: TakesVelocity) -> None:
-        """From now on switch the named values off for the model's parameters while step() runs.
+    def take_over(
+        self, method: str, *, momentum: Collection[str], weight_decay: Collection[str], given: TakesVelocity
+    ) -> None:
+        """From now on switch momentum and weight decay of these parameters off while step() runs.
 
-        Where momentum is one of them, buffers that ``load_state_dict`` brings into the optimizer are ``given`` away.
+        Momentum buffers of theirs that ``load_state_dict`` brings into the optimizer are ``given`` away.
         """
-        keys = [key for key, taken in (("momentum", momentum), ("weight_decay", weight_decay)) if taken]
-        if not keys:
+        options = {
+            key: {id(self.parameters[name]) for name in names}
+            for key, names in (("momentum", momentum), ("weight_decay", weight_decay)) if names
+        }  # fmt: skip
+        if not options:
             return
-        own = {id(p) for p in self.parameters.values()}
         optimizer = self.optimizer
 
         def switch_off(*_: Any) -> None:
             self.restore()  # a step that failed half-way has left them off
-            self._check_dampening(method, optimizer.param_groups)
-            self._off = SwitchedOff(optimizer, keys, own)
+            self._check_dampening(method, momentum, optimizer.param_groups)
+            self._off = SwitchedOff(optimizer, options)
 
         def switch_on(*_: Any) -> None:
             self.restore()
 
         def check_loaded(_: Any, state: Mapping[str, Any]) -> None:
             self.restore()
-            self._check_dampening(method, state["param_groups"])
+            self._check_dampening(method, momentum, state["param_groups"])
 
         self._handles = [
             optimizer.register_step_pre_hook(switch_off),
@@ -137,7 +142,7 @@ class OptimizerView:
         if momentum:
             self._handles += [
                 optimizer.register_load_state_dict_pre_hook(check_loaded),
-                optimizer.register_load_state_dict_post_hook(lambda _: given(self.give_velocity())),
+                optimizer.register_load_state_dict_post_hook(lambda _: given(self.give_velocity(momentum))),
             ]
 
     def restore(self) -> None:
@@ -168,11 +173,11 @@ class OptimizerView:
             if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
         ]
 
-    def give_velocity(self) -> dict[str, Tensor]:
-        """Hand the momentum buffers over: they leave the optimizer."""
+    def give_velocity(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Hand the momentum buffers of these parameters over: they leave the optimizer."""
         buffers = {}
         for name, parameter in self.parameters.items():
-            state = self.optimizer.state.get(parameter, {})
+            state = self.optimizer.state.get(parameter, {}) if name in names else {}
             buffer = state.pop("momentum_buffer", None)
             if buffer is not None:
                 buffers[name] = self._turned(parameter, flat_like(parameter, buffer).to(torch.float32, copy=True))
@@ -201,10 +206,12 @@ class NoOptimizer:
     def hyper(self, parameter: Tensor) -> Hyper:
         return RATE_ONE
 
-    def check_takeover(self, method: str, instead: Callable[[], str]) -> None:
+    def check_takeover(self, method: str, instead: Callable[[], str], names: Collection[str]) -> None:
         return
 
-    def take_over(self, method: str, *, momentum: bool, weight_decay: bool, given: TakesVelocity) -> None:
+    def take_over(
+        self, method: str, *, momentum: Collection[str], weight_decay: Collection[str], given: TakesVelocity
+    ) -> None:
         return
 
     def release(self) -> None:
@@ -219,7 +226,7 @@ class NoOptimizer:
     def states_like_parameters(self) -> list[Tensor]:
         return []
 
-    def give_velocity(self) -> dict[str, Tensor]:
+    def give_velocity(self, names: Collection[str]) -> dict[str, Tensor]:
         return {}
 
     def take_velocity(self, velocity: dict[str, Tensor]) -> None:

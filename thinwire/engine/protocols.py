@@ -192,7 +192,10 @@ class Aggregator(Protocol):
 
     whole_model: bool
     fusible: bool
-    clock: Any  # seconds: thinwire.engine.stages.Clock
+
+    @property
+    def clock(self) -> Any:  # seconds: thinwire.engine.stages.Clock
+        ...
 
     @property
     def frames_grow(self) -> bool: ...

@@ -11,33 +11,37 @@ Group = dict[str, Any]
 
 
 class SwitchedOff:
-    """From when it is made until ``restore`` these options are 0 for the parameters with these ids.
+    """From when it is made until ``restore`` each of these options is 0 for the parameters with its ids.
 
-    Where a group has other parameters as well, those are in a group of their own for the time.
+    Where a group has other parameters as well, those are in groups of their own for the time.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, options: Sequence[str], ids: Container[int]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, options: Mapping[str, Container[int]]) -> None:
         self._optimizer = optimizer
-        self._saved: dict[int, tuple[Group, Group]] = {}  # a group and what it had, by the group's id
+        self._saved: dict[int, tuple[Group, Group]] = {}  # a group and what the user's had, by the group's id
         self._apart: list[Group] = []
         for group in optimizer.param_groups:
-            off = [parameter for parameter in group["params"] if id(parameter) in ids]
-            if off:
-                self._switch_off(group, options, off, [p for p in group["params"] if id(p) not in ids])
+            alike: dict[tuple[str, ...], list[Any]] = {}
+            for parameter in group["params"]:
+                off = tuple(option for option, ids in options.items() if id(parameter) in ids)
+                alike.setdefault(off, []).append(parameter)
+            self._switch_off(group, list(alike.items()))
         optimizer.param_groups.extend(self._apart)
 
-    def _switch_off(self, group: Group, options: Sequence[str], off: list[Any], others: list[Any]) -> None:
-        saved = {key: group[key] for key in options}
-        if others:
-            self._apart.append({**group, "params": others})
-            saved["params"] = group["params"]
-            group["params"] = off
-        self._saved[id(group)] = group, saved
-        group.update(dict.fromkeys(options, 0.0))
+    def _switch_off(self, group: Group, alike: Sequence[tuple[tuple[str, ...], list[Any]]]) -> None:
+        own = dict(group)
+        for place, (off, parameters) in enumerate(alike):
+            part = group if place == 0 else dict(own)
+            part.update(dict.fromkeys(off, 0.0))
+            if len(alike) > 1:
+                part["params"] = parameters
+            self._saved[id(part)] = part, {option: own[option] for option in (*off, "params")}
+            if place:
+                self._apart.append(part)
 
     def as_it_was(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
         """A group with the user's own options."""
-        _, saved = self._saved.get(id(group), ({}, {}))
+        _, saved = self._saved.get(id(group), (group, {}))
         return {**group, **saved}
 
     def restore(self) -> None:

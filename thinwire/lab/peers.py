@@ -34,7 +34,6 @@ class PowerSGD(Method):
     """PyTorch's PowerSGD hook with error feedback and warm start; plain all-reduce for the first ``warmup`` steps."""
 
     name: ClassVar[str] = "powersgd"
-    gives_step_gradient: ClassVar[bool] = True  # not quite, but people clip what PyTorch's hook gives them
     rank: int = 1
     warmup: int = 10
 
@@ -45,6 +44,10 @@ class PowerSGD(Method):
                 raise ValueError(
                     f"powersgd: {option} must be a whole number of at least {least}, not {getattr(self, option)!r}"
                 )
+
+    @property
+    def gives_step_gradient(self) -> bool:
+        return True  # not quite, but people clip what PyTorch's hook gives them
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         return PowerSGDMean(net, self.rank, self.warmup)

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 Rows = Sequence[tuple[str, int, torch.Size]]  # parameter name, ordinal, shape
 
 
+def some_names(pattern: str, names: list[str]) -> str:
+    """What to add to a sentence about a pattern that matches nothing."""
+    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+    return f"there are for example {', '.join(near)}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A frozen description of a method; ``aggregator`` puts its parts together, which is all that one must define.
@@ -37,8 +43,6 @@ class Method:
     also_called: ClassVar[Mapping[str, str]] = {}  # what people write for a setting: {"bf16": "dense:..."}
     advised: ClassVar[Advised] = Advised()
     benched: ClassVar[tuple[str, ...] | None] = None  # the settings in `thinwire bench cluster`; None: the defaults
-    communicates: ClassVar[bool] = True  # False: every rank is on its own, for measurements
-    gives_step_gradient: ClassVar[bool] = False  # the mean of this very step's gradients, which a loop may clip
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
         """Refuse an unknown option with the sentence that a method string gets for it."""
@@ -52,6 +56,25 @@ class Method:
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         """Put memory, compressor and collective together around a net."""
         raise NotImplementedError(f"{type(self).__name__} must define aggregator(net, optimizer_is_sgd)")
+
+    @property
+    def members(self) -> tuple[Method, ...]:
+        """The methods that parameters can have: this one, or those of a mixture."""
+        return (self,)
+
+    def member_of(self, name: str) -> Method:
+        """The method of one parameter."""
+        return self
+
+    @property
+    def communicates(self) -> bool:
+        """False: every rank is on its own, for measurements."""
+        return True
+
+    @property
+    def gives_step_gradient(self) -> bool:
+        """Whether it gives the mean of this very step's gradients, which a loop may clip."""
+        return False
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         """Whether momentum is applied in front of the compression instead of by the optimizer."""
@@ -117,14 +140,12 @@ class Method:
         gradient's."""
         return getattr(self, "clip_norm", None) is not None
 
-    def check_exclude(self, names: list[str]) -> None:
-        """Raise when an excluded pattern matches no parameter."""
+    def check_names(self, names: list[str]) -> None:
+        """Raise when a pattern does not fit a model whose parameters have these names."""
         for pattern in getattr(self, "exclude", ()):
             if not any(fnmatchcase(name, pattern) for name in names):
-                near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
                 raise ValueError(
-                    f"{self.name}: exclude pattern {pattern!r} matches no parameter; "
-                    f"there are for example {', '.join(near)}"
+                    f"{self.name}: exclude pattern {pattern!r} matches no parameter; {some_names(pattern, names)}"
                 )
 
     @classmethod

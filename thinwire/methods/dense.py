@@ -32,13 +32,16 @@ class Dense(Method):
     benched: ClassVar[tuple[str, ...]] = ()
     also_called: ClassVar[Mapping[str, str]] = {"bf16": _SETTINGS[1], "fp16": "dense:dtype=fp16", "fp32": "dense"}
     advised: ClassVar[Advised] = Advised(sgd=_SETTINGS, other=_SETTINGS, rank=0, suits="images")
-    gives_step_gradient: ClassVar[bool] = True
     _types: ClassVar[dict[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
     dtype: str = "fp32"
 
     def __post_init__(self) -> None:
         one_of(self, "dtype", tuple(self._types))
+
+    @property
+    def gives_step_gradient(self) -> bool:
+        return True
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         return DenseMean(net, self._types[self.dtype])

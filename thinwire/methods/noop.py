@@ -20,8 +20,14 @@ class Noop(Method):
 
     benched: ClassVar[tuple[str, ...]] = ()
     advised: ClassVar[Advised] = Advised(why_not_sgd="trains nothing", why_not_other="trains nothing")
-    communicates: ClassVar[bool] = False
-    gives_step_gradient: ClassVar[bool] = True
+
+    @property
+    def communicates(self) -> bool:
+        return False
+
+    @property
+    def gives_step_gradient(self) -> bool:
+        return True
 
     @property
     def replicas_drift(self) -> bool:

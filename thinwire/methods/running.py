@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from thinwire.engine.aggregators import Exchange, NoopMean
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.hierarchy import Hierarchy, sends_nothing
 from thinwire.engine.layout import Layout, memory_flat
+from thinwire.engine.mixture import Mixture
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods.base import Method
 from thinwire.transport.nets import Nets
@@ -24,20 +25,22 @@ class RunningMethod:
         self.method, self.sgd, self._nets = method, sgd, nets
         self._rows = [(name, place, p.shape) for place, (name, p) in enumerate(parameters.items())]
         self._layouts: dict[tuple[int, ...], Layout] = {}
-        self.inner: Any = method.aggregator(nets.between, sgd)
-        if not self.compresses and not isinstance(self.inner, Exchange):
-            self.inner = NoopMean(nets.between)  # the machine's mean as it is, in no shorter type
-        self.aggregator: Aggregator = self.inner
+        inner = method.aggregator(nets.between, sgd)
+        if not self.compresses:
+            inner = _as_it_is(inner, nets)
+        self._parts: tuple[Any, ...] = inner.members if isinstance(inner, Mixture) else (inner,)
+        self._part_of: Callable[[str], Any] = inner.member_of if isinstance(inner, Mixture) else lambda name: inner
+        self.aggregator: Aggregator = inner
         if nets.inside is not None and nets.groups is not None:
-            self.aggregator = Hierarchy(self.inner, nets.inside, ranks_a_machine=nets.own.size / len(nets.groups))
+            self.aggregator = Hierarchy(inner, nets.inside, ranks_a_machine=nets.own.size / len(nets.groups))
+        # The parameters whose momentum, and whose weight decay, act in front of the compression.
+        self.with_momentum = self._those(lambda one: one.takes_momentum(sgd))
+        self.with_decay = self._those(lambda one: one.takes_weight_decay(sgd))
+        self.drifting = self._those(lambda one: one.replicas_drift)
 
-    @property
-    def takes_momentum(self) -> bool:
-        return self.method.takes_momentum(self.sgd)
-
-    @property
-    def takes_weight_decay(self) -> bool:
-        return self.method.takes_weight_decay(self.sgd)
+    def _those(self, has: Callable[[Method], bool]) -> frozenset[str]:
+        """The names of the parameters whose method has something."""
+        return frozenset(name for name, _, _ in self._rows if has(self.method.member_of(name)))
 
     @property
     def compresses(self) -> bool:
@@ -54,16 +57,6 @@ class RunningMethod:
         """What one unit of a residual is worth in the group's mean, against one of a flat group."""
         return self.aggregator.weight if isinstance(self.aggregator, Hierarchy) else 1.0
 
-    @property
-    def memory(self) -> Any:
-        """The memory of the method; None where it has none."""
-        return getattr(self.inner, "memory", None)
-
-    @property
-    def compressor(self) -> Any:
-        """The compressor of the method; None where it has none."""
-        return getattr(self.inner, "compressor", None)
-
     def layout(self, ordinals: tuple[int, ...]) -> Layout:
         """The layout of an exchange of these parameters, by their places in the model."""
         layout = self._layouts.get(ordinals)
@@ -76,52 +69,80 @@ class RunningMethod:
     def stages(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, dict[str, Tensor]]:
         """What becomes of this rank's gradients of a step on their way, by stage and name, where the compressor shows
         it: compressors are pure, so these are the values that the exchange sent. Collective; nothing is kept."""
-        if not hasattr(self.compressor, "stages"):
+        part = self._parts[0]
+        if len(self._parts) > 1 or not hasattr(getattr(part, "compressor", None), "stages"):
             return {}
         places = [place for place, (name, _, _) in enumerate(self._rows) if name in gradients]
         layout = self.layout(tuple(places))
         context = ExchangeContext(layout, step, (Hyper(),) * len(places))
         flat = [memory_flat(gradients[segment.name]).to(torch.float32) for segment in layout.coded]
         x = torch.cat([*flat, torch.empty(0, dtype=torch.float32)])
-        shown = self.compressor.stages(context, x, self.inner.stages.agree, self.inner.net.rank)
+        shown = part.compressor.stages(context, x, part.stages.agree, part.net.rank)
         return {stage: {s.name: values[s.span] for s in layout.coded} for stage, values in shown.items()}
 
     def kept(self, kind: str) -> dict[str, Tensor]:
-        """What the memory keeps of a kind, by parameter name; nothing where it has no such kind."""
-        return dict(self.memory.state.named.get(kind, {})) if self.memory is not None else {}
+        """What memories keep of a kind, by parameter name; nothing where they have no such kind."""
+        states = [part.memory.state for part in self._parts if _memory(part) is not None]
+        return {name: vector for state in states for name, vector in state.named.get(kind, {}).items()}
 
     def keep(self, kind: str, vectors: Mapping[str, Tensor]) -> None:
-        """Replace what the memory keeps of a kind; a rank that follows its leader keeps nothing."""
-        if vectors and not self.follows:
-            self.memory.load_state_dict({**self.memory.state_dict(), kind: dict(vectors)})
+        """Replace what memories keep of a kind; a rank that follows its leader keeps nothing."""
+        for part in () if self.follows else self._parts:
+            own = {name: vector for name, vector in vectors.items() if self._part_of(name) is part}
+            if own:
+                part.memory.load_state_dict({**part.memory.state_dict(), kind: own})
+
+    @property
+    def copied(self) -> frozenset[str]:
+        """The parameters of which there is a memory to copy, so that their exchanges can be taken back."""
+        return frozenset(name for name, _, _ in self._rows if _memory(self._part_of(name)) is not None)
 
     def copy_of(self, name: str) -> Any:
-        """Copies of all that a method with a memory keeps of a parameter."""
-        return self.memory.copy_of(name), self.inner.collective.copy_of(name)
+        """Copies of all that is kept of a parameter whose method has a memory."""
+        part = self._part_of(name)
+        return part.memory.copy_of(name), part.collective.copy_of(name)
 
     def put_back(self, name: str, copies: Any) -> None:
         """Keep again what ``copy_of`` gave."""
-        kept, served = copies
-        self.memory.put_back(name, kept)
-        self.inner.collective.put_back(name, served)
+        part, (kept, served) = self._part_of(name), copies
+        part.memory.put_back(name, kept)
+        part.collective.put_back(name, served)
 
-    @property
-    def leftover_kind(self) -> str | None:
-        """The kind of vector in which the memory keeps what was not sent; None where it keeps nothing of that."""
-        return next(iter(self.memory.state.leftovers), None) if self.memory is not None else None
+    def leftover_kind(self, name: str) -> str | None:
+        """The kind of vector in which what was not sent of a parameter is kept; None where nothing is."""
+        memory = _memory(self._part_of(name))
+        return next(iter(memory.state.leftovers), None) if memory is not None else None
 
     def shared(self, vectors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Scaled so that the mean over all ranks is the mean over those that compress."""
         return self.aggregator.share(vectors) if isinstance(self.aggregator, Hierarchy) else vectors
 
+    @property
+    def _compressors(self) -> list[Any]:
+        return [part.compressor for part in self._parts if hasattr(part, "compressor")]
+
     def density(self, step: int) -> float | None:
-        return self.compressor.density(step) if hasattr(self.compressor, "density") else None
+        """The share of elements that a step sends, of several methods the smallest; None where there is none."""
+        return min((one.density(step) for one in self._compressors if hasattr(one, "density")), default=None)
 
     @property
     def density_factor(self) -> float:
-        return getattr(self.compressor, "factor", 1.0)
+        return next((one.factor for one in self._compressors if hasattr(one, "factor")), 1.0)
 
     @density_factor.setter
     def density_factor(self, factor: float) -> None:
-        if hasattr(self.compressor, "factor"):
-            self.compressor.factor = factor
+        for one in self._compressors:
+            if hasattr(one, "factor"):
+                one.factor = factor
+
+
+def _memory(part: Any) -> Any:
+    """The memory of an aggregator; None where it has none."""
+    return getattr(part, "memory", None)
+
+
+def _as_it_is(part: Any, nets: Nets) -> Aggregator:
+    """The aggregator where there is nothing to average: a mean is handed on as it is, in no shorter type."""
+    if isinstance(part, Mixture):
+        return Mixture([_as_it_is(member, nets) for member in part.members], part.place_of)
+    return part if isinstance(part, Exchange) else NoopMean(nets.between)

@@ -55,6 +55,18 @@ def read_value(text: str, annotation: Any) -> Any:
     return text
 
 
+def split_items(text: str) -> list[str]:
+    """What commas separate, without those inside of brackets."""
+    items, depth = [""], 0
+    for sign in text:
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and depth <= 0:
+            items.append("")
+        else:
+            items[-1] += sign
+    return [item.strip() for item in items if item.strip()]
+
+
 def _joined(given: Mapping[str, Any], item: str) -> str:
     """What to add where ``item`` looks like a further pattern of the option before it."""
     option, value = list(given.items())[-1] if given else ("", None)

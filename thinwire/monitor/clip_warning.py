@@ -54,6 +54,7 @@ class ClipAfterExchangeWarning:
             return
         self._steps += 1
         seen, self._seen = self._seen, []
-        if hasattr(method, "clip_norm") and any(version_of(grad) != version for grad, version in seen):
+        clips = [one.name for one in method.members if hasattr(one, "clip_norm")]
+        if clips and any(version_of(grad) != version for grad, version in seen):
             self._steps = STEPS
-            warn_user(SENTENCE.format(method.name))
+            warn_user(SENTENCE.format(clips[0]))

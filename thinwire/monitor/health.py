@@ -61,7 +61,7 @@ def check_watched(method: Method, guard: object, check_replicas_every: object, e
     for option, value in (("guard_every", every), ("check_replicas_every", check_replicas_every)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{option} must be a number of steps of at least 1, not {value!r}")
-    if guard == "densify" and not hasattr(method, "density"):
+    if guard == "densify" and not any(hasattr(one, "density") for one in method.members):
         raise ValueError(f'guard="densify" needs a method with a density, which {method} has not; use guard="warn"')
     if check_replicas_every is not None and method.replicas_drift and method.averaging_interval is None:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -22,7 +22,37 @@ class HandOver:
         self._parameters, self._view, self._nets = parameters, view, nets
 
     def mean_velocity(self, running: RunningMethod) -> dict[str, Tensor]:
-        return self.mean_over_ranks(running.shared(running.kept("velocity")))
+        """The group's momentum, of the parameters whose method has taken it."""
+        mean = self.mean_over_ranks(running.shared(running.kept("velocity")))
+        return {name: velocity for name, velocity in mean.items() if name in running.with_momentum}
+
+    def take(self, old: RunningMethod, takes: Collection[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The velocities and this rank's leftover that a method which ``takes`` momentum of these parameters begins
+        with; all other momentum goes back to the optimizer."""
+        rest, own = self.leftover(old), {n: velocity for n, velocity in old.kept("velocity").items() if n in takes}
+        if not old.with_momentum.issubset(takes):
+            mean = self.mean_velocity(old)
+            self._view.take_velocity({name: velocity for name, velocity in mean.items() if name not in takes})
+        return {**own, **self._view.give_velocity(set(takes) - old.with_momentum)}, rest
+
+    def give(
+        self, old: RunningMethod, new: RunningMethod, velocity: dict[str, Tensor], rest: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Hand what ``take`` gave to the new method; return what has to enter the next gradient.
+
+        What momentum has acted on stays a residual where the new method keeps one of that kind, and is applied at
+        once where it does not, as soon as there is a learning rate.
+        """
+        new.keep("velocity", velocity)
+        kinds = {name: new.leftover_kind(name) for name in old.with_momentum & new.with_momentum}
+        for kind in dict.fromkeys(filter(None, kinds.values())):
+            new.keep(kind, {name: t * new.weight for name, t in rest.items() if kinds.get(name) == kind})
+        at_once = {name for name in old.with_momentum if kinds.get(name) is None}
+        waiting = {name: tensor for name, tensor in rest.items() if name not in old.with_momentum}
+        if at_once:
+            mean = self.mean_over_ranks({name: tensor for name, tensor in rest.items() if name in at_once})
+            waiting |= self.apply_or_wait({name: update for name, update in mean.items() if name in at_once})
+        return waiting
 
     def leftover(self, running: RunningMethod) -> dict[str, Tensor]:
         """This rank's share of what was not sent, in units of the present learning rates."""

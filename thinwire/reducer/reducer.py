@@ -23,7 +23,6 @@ from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
 from thinwire.engine.worker import Worker
 from thinwire.errors import UNCOPIED, DetachedError
 from thinwire.methods import Method, parse_method
-from thinwire.methods.registry import for_other_optimizers
 from thinwire.methods.running import RunningMethod
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.monitors import Monitors
@@ -33,7 +32,7 @@ from thinwire.reducer.entering import Entering
 from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
 from thinwire.reducer.progress import Progress
-from thinwire.reducer.setup import EdgeTerms, HierarchySpec, check_seen, checked, form_of, group_of
+from thinwire.reducer.setup import EdgeTerms, HierarchySpec, check_fits, check_seen, checked, form_of, group_of
 from thinwire.reducer.states import agreed_state, state_of, state_of_all
 from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats
@@ -123,8 +122,7 @@ class Reducer:
         self._attached = True
         self._handles: list[Any] = []
         self._install()
-        if self.running.takes_momentum:
-            self.running.keep("velocity", view.give_velocity())
+        self.running.keep("velocity", view.give_velocity(self.running.with_momentum))
 
     def __repr__(self) -> str:
         state = "" if self._attached else ", detached"
@@ -215,9 +213,10 @@ class Reducer:
             norms = self.monitors.norms(step).of_gradients(parts)
             self.progress.dense_bytes += 4 * layout.numel
             self.monitors.add(step, self.running.aggregator.reduce(context, parts, norms))
-            if apply and self.running.takes_weight_decay:
+            if apply:
                 # No step follows here, but this rank's share of the weight decay needs the parameters of the moment.
-                self._hand_over.apply({segment.name: part for segment, part in zip(segments, parts, strict=True)})
+                decays, means = self.running.with_decay, zip(segments, parts, strict=True)
+                self._hand_over.apply({segment.name: part for segment, part in means if segment.name in decays})
             if scale != 1.0:
                 torch._foreach_mul_(parts, scale)
             if entering is not None:
@@ -257,7 +256,8 @@ class Reducer:
         self.drifted = interval is not None and not averages and self.nets.own.size > 1
         if averages:
             self.worker.wait()
-            average_parameters(self.parameters.values(), self.nets.own)
+            drifting = self.running.drifting
+            average_parameters([p for name, p in self.parameters.items() if name in drifting], self.nets.own)
         equal = interval is None or averages  # replicas that drift are equal after an averaging
         if self.monitors.checks_replicas(progress.passes, equal):
             self.worker.wait()
@@ -317,26 +317,17 @@ class Reducer:
         hand_over, old = self._hand_over, self.running
         if self.method.replicas_drift:
             hand_over.make_equal()
-        took, takes = old.takes_momentum, chosen.takes_momentum(self.view.is_sgd)
-        velocity, rest = old.kept("velocity"), hand_over.leftover(old)
-        if took and not takes:
-            self.view.take_velocity(hand_over.mean_velocity(old))
-        elif takes and not took:
-            velocity = self.view.give_velocity()
+        sgd = self.view.is_sgd
+        takes = {name for name in self.parameters if chosen.member_of(name).takes_momentum(sgd)}
+        velocity, rest = hand_over.take(old, takes)
         self._uninstall()
         self.drifted = False
         self.method = chosen
-        self._run(RunningMethod(chosen, self.parameters, self.nets, self.view.is_sgd))
+        self._run(RunningMethod(chosen, self.parameters, self.nets, sgd))
         self.monitors.restart()
         self._install()
-        if takes:
-            self.running.keep("velocity", velocity)
-        if took and takes and (kind := self.running.leftover_kind) is not None:
-            self.running.keep(kind, {name: tensor * self.running.weight for name, tensor in rest.items()})
-        else:
-            waiting = hand_over.apply_or_wait(hand_over.mean_over_ranks(rest)) if took else rest
-            for name, tensor in waiting.items():
-                self.pending[name] = self.pending[name] + tensor if name in self.pending else tensor
+        for name, tensor in hand_over.give(old, self.running, velocity, rest).items():
+            self.pending[name] = self.pending[name] + tensor if name in self.pending else tensor
         self.restarted()
 
     def _agree_on(self, method: Method | str) -> Method:
@@ -346,11 +337,9 @@ class Reducer:
             chosen = parse_method(method) if isinstance(method, str) else method
             if not isinstance(chosen, Method):
                 raise ValueError(f"method must be a thinwire method or its string form, not {method!r}")
-            chosen.check_exclude(list(self.parameters))
             guard = self.monitors.guard
             check_watched(chosen, guard.mode if guard is not None else None, self.monitors.check_every)
-            if chosen.takes_momentum(self.view.is_sgd):
-                self.view.check_takeover(chosen.name, partial(for_other_optimizers, chosen))
+            check_fits(chosen, self.parameters, self.view)
         except ValueError as problem:
             error = str(problem)
         with overhead(self.nets.own):
@@ -368,14 +357,13 @@ class Reducer:
             return {}
         self.worker.wait()
         if self.worker.out_of_step or not self.nets.alive:
-            if self.running.takes_momentum:
-                self.view.take_velocity(self.running.kept("velocity"))
+            self.view.take_velocity(self.running.kept("velocity"))
             self._leave()
             return {}
         hand_over = self._hand_over
         if self.method.replicas_drift:
             hand_over.make_equal()
-        if self.running.takes_momentum:
+        if self.running.with_momentum:
             self.view.take_velocity(hand_over.mean_velocity(self.running))
         rest = hand_over.leftover(self.running)
         for name, pending in self.pending.items():
@@ -407,10 +395,8 @@ class Reducer:
 
     def _install(self) -> None:
         running = self.running
-        self.view.take_over(
-            running.method.name, momentum=running.takes_momentum, weight_decay=running.takes_weight_decay,
-            given=self._take_loaded,
-        )  # fmt: skip
+        momentum, weight_decay = running.with_momentum, running.with_decay
+        self.view.take_over(running.method.name, momentum=momentum, weight_decay=weight_decay, given=self._take_loaded)
         if self.skipper is not None:
             self._handles.append(self.view.before_step(self.skipper.before_optimizer_step))
         self._handles.append(self.view.after_step(self._after_optimizer_step))

@@ -64,16 +64,23 @@ def checked(
             raise ValueError(
                 f"parameter {name!r} is {kind}; gradients are exchanged as float32, so use real parameters"
             )
-    method.check_exclude(list(parameters))
     view = OptimizerView(optimizer, dict(parameters)) if optimizer is not None else NoOptimizer()
     if optimizer is None and method.averaging_interval is not None:
         raise ValueError(
             f"{method} averages the parameters every {method.averaging_interval} optimizer steps and must see them; "
             "give optimizer="
         )
-    if method.takes_momentum(view.is_sgd):
-        view.check_takeover(method.name, partial(for_other_optimizers, method))
+    check_fits(method, parameters, view)
     return view
+
+
+def check_fits(method: Method, parameters: Mapping[str, Tensor], view: OptimizerView | NoOptimizer) -> None:
+    """Raise where a method does not fit the parameters' names, or where the optimizer must keep its momentum."""
+    method.check_names(list(parameters))
+    for one in method.members:
+        if one.takes_momentum(view.is_sgd):
+            own = [name for name in parameters if method.member_of(name) is one]
+            view.check_takeover(one.name, partial(for_other_optimizers, one), own)
 
 
 def check_seen(parent: Any, machines: Any, optimizer: Any, check_replicas_every: int | None) -> None:

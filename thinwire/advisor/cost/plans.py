@@ -59,17 +59,19 @@ def plan_exchange(method: Method, layout: Layout, hosts: int) -> Plan:
 
 
 def why_unplanned(method: Method) -> str | None:
-    """Why nothing can be predicted of a method; None where something can."""
+    """Why nothing can be predicted of a method, or of one of a mixture's; None where something can."""
     try:
-        plan_exchange(method, method.layout([("weight", 0, torch.Size([64, 64]))]), 2)
+        for one in method.members:
+            plan_exchange(one, one.layout([("weight", 0, torch.Size([64, 64]))]), 2)
     except NoPlan as error:
         return str(error)
     return None
 
 
-def plan_averaging(method: Method, numel: int, hosts: int) -> Plan:
-    """A step's share of averaging the parameters, where ranks may differ in between: an all-reduce now and then."""
+def plan_averaging(method: Method, rows: Rows, hosts: int) -> Plan:
+    """A step's share of averaging the parameters in which ranks may differ: an all-reduce now and then."""
     interval = method.averaging_interval
+    numel = sum(shape.numel() for name, _, shape in rows if method.member_of(name).replicas_drift)
     if interval is None or hosts < 2:
         return Plan()
     whole = all_reduce(4 * numel, hosts)

@@ -156,7 +156,8 @@ def _predict(
         seconds = cost.computing_s(plan.frames) * layout.numel / max(1, work.numel)  # frames are alike in all buckets
         jobs.append((buckets[place].ready_s, seconds, cost.wire * plan.seconds(link)))
         total, codec_s = total + plan, codec_s + seconds
-    averaging = plan_averaging(method, work.numel, hosts)  # after the optimizer, where nothing overlaps
+    rows = [row for bucket in work.buckets for row in bucket.rows]
+    averaging = plan_averaging(method, rows, hosts)  # after the optimizer, where nothing overlaps
     step_s = schedule(work.compute_s, work.buckets[-1].ready_s, jobs, overlap) + averaging.seconds(link)
     wire_s = cost.wire * total.seconds(link) + averaging.seconds(link)
     return Prediction(str(method), hosts, step_s, (total + averaging).nbytes, codec_s, wire_s)

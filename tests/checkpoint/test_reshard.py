@@ -27,6 +27,7 @@ METHODS = [
     "dropping:density=0.05",
     "dropping:density=0.05,local=partial,sync_every=3",
     "signsgd",
+    "perlayer:2.*=(blocksign:dense_below=1),4.*=dense,*=(dgc:density=0.05,dense_below=8)",
 ]
 WAYS = [(1, 3), (2, 5), (3, 2), (4, 1), (5, 3)]
 ALL_WAYS = os.environ.get("THINWIRE_TESTS") == "full"  # every method in every way: 50 resumes; else two ways each

@@ -50,6 +50,7 @@ METHODS = [
     "signsgd",
     "dense",
     "noop",
+    "perlayer:[ab]=dense,c=(blocksign:dense_below=1),*=(dgc:density=0.05,dense_below=0)",
 ]  # fmt: skip
 OWN_MOMENTUM = [
     "dgc:density=0.05,dense_below=0,momentum_correction=false,values=fp32",
@@ -257,6 +258,7 @@ EXACT_RUNS = [
         (f"gtopk:{EXACT}", "adamw"),
         (f"dropping:{EXACT}", "decay"),
         ("dense", "nesterov-decay"),
+        (f"perlayer:[ad]=dense,*=(dgc:{EXACT})", "nesterov-decay"),
     )
 ]
 

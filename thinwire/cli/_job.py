@@ -19,6 +19,7 @@ from thinwire.lab.emulation import Links
 from thinwire.lab.recipes import RECIPES
 from thinwire.lab.recipes.base import MissingData
 from thinwire.lab.recipes.sharing import check_share
+from thinwire.methods.spec import split_items
 
 DEVICES = ("auto", "cpu", "cuda")
 AUTO = "; auto is for thinwire.attach, and thinwire advise recommends one of these"
@@ -222,7 +223,7 @@ def split_specs(method: str, compare: str) -> list[str]:
     it, so "dgc:density=0.01,warmup=72,dense" is two methods.
     """
     pieces: list[str] = []
-    for piece in filter(None, (p.strip() for p in compare.split(","))):
+    for piece in split_items(compare):
         if pieces and "=" in piece and ":" not in piece.partition("=")[0] and ":" in pieces[-1]:
             pieces[-1] += f",{piece}"
         else:

@@ -14,6 +14,7 @@ from thinwire.methods.dropping import GradientDropping
 from thinwire.methods.gtopk import GTopK
 from thinwire.methods.noop import Noop
 from thinwire.methods.options import Warmup
+from thinwire.methods.perlayer import PerLayer
 from thinwire.methods.registry import METHODS, method, parse_method
 from thinwire.methods.signsgd import SignSGD
 from thinwire.methods.terngrad import TernGrad
@@ -28,6 +29,7 @@ __all__ = [
     "GradientDropping",
     "Method",
     "Noop",
+    "PerLayer",
     "SignSGD",
     "TernGrad",
     "Warmup",

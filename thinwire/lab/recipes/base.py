@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from thinwire.methods import Method
+from thinwire.methods import Method, PerLayer
 
 Batch = tuple[Tensor, ...]
 
@@ -115,9 +115,11 @@ class Recipe(ABC):
         Where the recipe clips gradients and the method accumulates them, every worker clips its own before it does
         (DGC, section 2.2; see LocalClipping), unless the method was given a threshold of its own.
         """
-        if self.clip_norm is None or getattr(method, "clip_norm", self.clip_norm) is not None:
-            return method
         changed: Any = {"clip_norm": self.clip_norm}
+        if isinstance(method, PerLayer):
+            changed = {"methods": [(pattern, self.adapted(one)) for pattern, one in method.methods]}
+        elif self.clip_norm is None or getattr(method, "clip_norm", self.clip_norm) is not None:
+            return method
         return replace(method, **changed)
 
     def clip(self, parameters: Iterable[nn.Parameter], method: Method) -> None:

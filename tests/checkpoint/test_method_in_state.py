@@ -38,11 +38,11 @@ def test_state_of_another_method_is_refused_option_by_option(cluster: Cluster) -
     ]
     for said in cluster.run(loaded_from, 2, "terngrad:dense_below=0", changes):
         assert all("belongs to method terngrad:" in sentence for sentence in said)
-        assert said[0].endswith("attach the state's method (dense_below=9)")
+        assert said[0].endswith("use the state's method (dense_below=9)")
     changes = [("dgc:", "dgc:"), (f"density={thinwire.DGC().density}", "density=0.5")]
     for own, other in cluster.run(loaded_from, 2, thinwire.DGC(warmup=thinwire.ListedWarmup(4)), changes):
         assert own == "", "a schedule has no string that can be read, and is still its own"
-        assert other.endswith("attach the state's method (density=0.5)")
+        assert other.endswith("use the state's method (density=0.5)")
 
 
 OTHER = {"blocksign": "blocksign:dense_below=1", "terngrad": "terngrad:dense_below=0"}
@@ -75,5 +75,5 @@ def test_state_of_another_option_is_refused_with_the_way_out(cluster: Cluster, n
     option = other.partition(":")[2]
     for said in cluster.run(loaded, 2, other, now):
         assert said.startswith(f"the state belongs to method {now}:") and "\n" not in said
-        assert said.endswith(f"; to go on from it attach the state's method ({option})")
+        assert said.endswith(f"; to go on from it use the state's method ({option})")
     assert cluster.run(loaded, 2, other, other) == ["", ""]

@@ -418,6 +418,24 @@ def refused(net: Any, bad: dict[str, Any]) -> str:
     return sentence
 
 
+def switch_refused(net: Any, method: Any) -> str:
+    loop, other = Loop(net, DROPPING, None), Loop(net, DROPPING, None)
+    sentence = sentence_of(ValueError, lambda: loop.reducer.switch(method))
+    assert torch.equal(loop.train(0, 2), other.train(0, 2))
+    return sentence
+
+
+def test_switch_refuses_what_a_new_reducer_refuses() -> None:
+    for method, words in (
+        ("dropping:local=partial,sync_every=3", "give optimizer="),
+        (thinwire.DGC, "is the class DGC"),
+    ):
+        for sentence in in_threads(switch_refused, 2, method):
+            assert words in sentence
+    for sentence in in_threads(switch_refused, 2, 3):
+        assert "not 3" in sentence
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_reduce_refuses_gradients_in_one_sentence_and_goes_on(case: str) -> None:
     bad, words = BAD[case]

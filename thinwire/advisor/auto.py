@@ -18,7 +18,7 @@ from thinwire.advisor.profile import Profile, buckets_of, measure_exchange
 from thinwire.edges.own_hook import OwnHook
 from thinwire.edges.wire import Wire
 from thinwire.methods import Method, parse_method
-from thinwire.reducer.setup import check_fits
+from thinwire.reducer.setup import method_of
 from thinwire.transport import overhead
 
 log = logging.getLogger("thinwire")
@@ -129,7 +129,7 @@ class Auto:
         if method.replicas_drift:
             return False
         try:
-            check_fits(method, self._parameters, self._view)
+            method_of(method, self._parameters, self._view)
         except ValueError:
             return False
         return True

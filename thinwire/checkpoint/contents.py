@@ -13,7 +13,7 @@ from thinwire.kernels import checksum
 from thinwire.monitor.replicas import words_of
 
 Row = tuple[str, str, str, str, int, int]  # room, kind, parameter, type, number of elements, hash of the bits
-NOT_ONE = "it is not a wire's state_dict"
+NOT_ONE = "it is not the state_dict of a wire or reducer"
 LOAD_ANOTHER = "load another checkpoint"
 
 
@@ -23,7 +23,7 @@ def plain_part(key: str, part: Any) -> dict[str, Any]:
         raise ValueError(f"the state has an unknown part {key!r}: {NOT_ONE}")
     for needed in ("pending", "aggregator", "tensors", "seal"):
         if needed not in part and needed != "aggregator":
-            raise ValueError(f"the state has no {needed!r}: it is not a whole wire's state_dict")
+            raise ValueError(f"the state has no {needed!r}: it is not the whole state_dict of a wire or reducer")
     unknown = next((name for name in part if name not in ("pending", "aggregator", "tensors", "seal")), None)
     if unknown is not None:
         raise ValueError(f"the state has an unknown {unknown!r} in its part {key!r}: {NOT_ONE}")

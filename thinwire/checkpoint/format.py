@@ -102,27 +102,27 @@ def unpack(state: object) -> list[dict[str, Any]]:
             "load on every rank what rank 0 got"
         )
     if not isinstance(state, Mapping) or not _is(state.get("format"), int) or state["format"] != STATE_FORMAT:
-        raise ValueError("this is not a wire's state_dict, or one of another format version")
+        raise ValueError("this is not the state_dict of a wire or reducer, or one of another format version")
     common = {key: _common(state, key) for key in COMMON}
     plain = [
         {**common, "rank": _rank_of(key), **plain_part(key, part)} for key, part in state.items() if key not in COMMON
     ]
     if not plain:
-        raise ValueError("the state has no rank's part: it is not a whole wire's state_dict")
+        raise ValueError("the state has no rank's part: it is not the whole state_dict of a wire or reducer")
     return plain
 
 
 def _rank_of(key: object) -> int:
     digits = key.removeprefix("rank ") if isinstance(key, str) else ""
     if not digits.isdecimal() or key != part_key(int(digits)):
-        raise ValueError(f"the state has an unknown part {key!r}: it is not a wire's state_dict")
+        raise ValueError(f"the state has an unknown part {key!r}: it is not the state_dict of a wire or reducer")
     return int(digits)
 
 
 def _common(state: Mapping[str, Any], key: str) -> Any:
     """A value that all ranks have in common; a ValueError where it is not there, or is none of its kind."""
     if key not in state:
-        raise ValueError(f"the state has no {key!r}: it is not a whole wire's state_dict")
+        raise ValueError(f"the state has no {key!r}: it is not the whole state_dict of a wire or reducer")
     value = state[key]
     if key == "method":
         fits = _is(value, str)
@@ -168,8 +168,8 @@ def check_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     first parameters that differ."""
     if state["method"] != own["method"]:
         raise ValueError(
-            f"the state belongs to method {state['method']}, the wire uses {own['method']}; "
-            f"to go on from it attach the state's method{_apart(state['method'], own['method'])}"
+            f"the state belongs to method {state['method']}, this run uses {own['method']}; "
+            f"to go on from it use the state's method{_apart(state['method'], own['method'])}"
         )
     saved, shapes = ({name: shape for name, shape, _ in one["parameters"]} for one in (state, own))
     missing = {"the model does not have": saved.keys() - shapes, "the state does not have": shapes.keys() - saved}
@@ -199,7 +199,7 @@ def check_place(state: Mapping[str, Any], terms: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"the state is of rank {state['rank']} alone and was saved with {key} {state[key]}, this process has "
                 f"{key} {terms[key]}; to resume with another group give load_state_dict the list of all ranks' states "
-                "or what state_dict(all_ranks=True) gave rank 0, or use wire.load_checkpoint(folder)"
+                "or what state_dict(all_ranks=True) gave rank 0, or use load_checkpoint(folder)"
             )
     if state["rank"] != terms["rank"]:
         raise ValueError(

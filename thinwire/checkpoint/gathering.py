@@ -23,7 +23,7 @@ def gather_parts(state: dict[str, Any] | None, net: Net, error: str | None) -> d
     if state is not None:
         torch.save({key: part for key, part in state.items() if key not in COMMON}, data)
     common = {} if state is None else {key: state[key] for key in ("step", "optimizer_steps", "density_factor")}
-    check_agreement(net, common, error, "save its state")
+    check_agreement(net, common, error)
     sizes = [int(text) for text in gather_texts(net, str(data.tell()))]
     if net.rank != 0:
         _send(data, net)

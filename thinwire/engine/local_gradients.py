@@ -23,7 +23,7 @@ from thinwire.transport.failures import ENTERED
 
 DRIFTED = (
     "thinwire: the model is evaluated while the ranks' parameters differ, as local gradients let them; evaluate and "
-    "export inside `with wire.averaged():`, on all ranks"
+    "export inside `with wire.averaged():` (or your Reducer's), on all ranks"
 )
 
 

@@ -94,8 +94,8 @@ class StepSkipper:
         a plain loss would vanish beside it."""
         if self._unscaled:
             raise ValueError(
-                "attach was given a scaler, but the loss was not scaled: use scaler.scale(loss).backward(), "
-                "scaler.step(optimizer) and scaler.update(), or attach without scaler="
+                "scaler= was given, but the loss was not scaled: use scaler.scale(loss).backward(), "
+                "scaler.step(optimizer) and scaler.update(), or leave scaler= out"
             )
 
     def _drop(self, optimizer: torch.optim.Optimizer) -> None:

@@ -22,7 +22,7 @@ from thinwire.engine.optimizer import NoOptimizer
 from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
 from thinwire.engine.worker import Worker
 from thinwire.errors import UNCOPIED, DetachedError
-from thinwire.methods import Method, parse_method
+from thinwire.methods import Method
 from thinwire.methods.running import RunningMethod
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.monitors import Monitors
@@ -32,7 +32,7 @@ from thinwire.reducer.entering import Entering
 from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
 from thinwire.reducer.progress import Progress
-from thinwire.reducer.setup import EdgeTerms, HierarchySpec, check_fits, check_seen, checked, form_of, group_of
+from thinwire.reducer.setup import EdgeTerms, HierarchySpec, check_seen, form_of, group_of, method_of, view_of
 from thinwire.reducer.states import agreed_state, state_of, state_of_all
 from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats
@@ -52,7 +52,8 @@ class Reducer:
     is neither momentum nor weight decay.
 
     ``hierarchy``, ``on_nonfinite``, ``scaler``, ``guard``, ``guard_every`` and ``check_replicas_every`` are those of
-    ``thinwire.attach``.
+    ``thinwire.attach``. Without an optimizer ``on_nonfinite="skip"`` leaves all gradients of a step that is passed over
+    infinite, on all ranks: do not apply them.
 
         reducer = thinwire.Reducer(model.named_parameters(), thinwire.DGC(), optimizer=optimizer)
         loss.backward()
@@ -81,8 +82,8 @@ class Reducer:
         error, machines, view, chosen = terms.error, None, None, None
         try:
             if error is None:
-                chosen = parse_method(method) if isinstance(method, str) else method
-                view = checked(self.parameters, optimizer, chosen)
+                view = view_of(self.parameters, optimizer)
+                chosen = method_of(method, self.parameters, view)
                 machines = machine_groups(hierarchy, ranks)
                 check_skipping(on_nonfinite, scaler)
                 check_watched(chosen, guard, check_replicas_every, guard_every)
@@ -334,16 +335,13 @@ class Reducer:
         """The method that all ranks switch to; the same ValueError on all of them where one cannot."""
         error, chosen = None, None
         try:
-            chosen = parse_method(method) if isinstance(method, str) else method
-            if not isinstance(chosen, Method):
-                raise ValueError(f"method must be a thinwire method or its string form, not {method!r}")
+            chosen = method_of(method, self.parameters, self.view)
             guard = self.monitors.guard
             check_watched(chosen, guard.mode if guard is not None else None, self.monitors.check_every)
-            check_fits(chosen, self.parameters, self.view)
         except ValueError as problem:
             error = str(problem)
         with overhead(self.nets.own):
-            check_agreement(self.nets.own, {"method": repr(chosen)}, error, "switch")
+            check_agreement(self.nets.own, {"method": repr(chosen)}, error)
         assert chosen is not None
         return chosen
 
@@ -384,7 +382,7 @@ class Reducer:
     def _wait(self) -> None:
         """Return when all exchanges so far are done; refuse where there will be no more."""
         if not self._attached:
-            raise DetachedError("this wire was detached; call thinwire.attach again")
+            raise DetachedError("this wire or reducer was detached; call thinwire.attach again, or make a Reducer")
         self.worker.wait()
 
     def _leave(self) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
-from thinwire.methods import Method
+from thinwire.methods import Method, parse_method
 from thinwire.methods.registry import for_other_optimizers
 from thinwire.transport import TorchNet
 from thinwire.transport.nets import GroupNets, Nets
@@ -48,39 +48,37 @@ def form_of(parameter: Tensor) -> str:
     return f"{list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}"
 
 
-def checked(
-    parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, method: Any
-) -> OptimizerView | NoOptimizer:
-    """The optimizer as the engine reads it; a ValueError where parameters, optimizer and method do not fit."""
-    if isinstance(method, type) and issubclass(method, Method):
-        raise ValueError(f"method is the class {method.__name__}; make one of it: thinwire.{method.__name__}()")
-    if not isinstance(method, Method):
-        raise ValueError(f"method must be a thinwire method such as thinwire.DGC() or its string form, not {method!r}")
+def view_of(parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> OptimizerView | NoOptimizer:
+    """The optimizer as the engine reads it; a ValueError where it does not fit the parameters."""
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"attach needs a torch optimizer, not {type(optimizer).__name__}")
+        raise ValueError(f"optimizer must be a torch optimizer, not {type(optimizer).__name__}")
     for name, parameter in parameters.items():
         if not parameter.is_floating_point():
             kind = str(parameter.dtype).removeprefix("torch.")
             raise ValueError(
                 f"parameter {name!r} is {kind}; gradients are exchanged as float32, so use real parameters"
             )
-    view = OptimizerView(optimizer, dict(parameters)) if optimizer is not None else NoOptimizer()
-    if optimizer is None and method.averaging_interval is not None:
+    return OptimizerView(optimizer, dict(parameters)) if optimizer is not None else NoOptimizer()
+
+
+def method_of(method: Method | str, parameters: Mapping[str, Tensor], view: OptimizerView | NoOptimizer) -> Method:
+    """The method; a ValueError where it does not fit the parameters and their optimizer."""
+    chosen: object = parse_method(method) if isinstance(method, str) else method
+    if isinstance(chosen, type) and issubclass(chosen, Method):
+        raise ValueError(f"method is the class {chosen.__name__}; make one of it: thinwire.{chosen.__name__}()")
+    if not isinstance(chosen, Method):
+        raise ValueError(f"method must be a thinwire method such as thinwire.DGC() or its string form, not {chosen!r}")
+    chosen.check_names(list(parameters))
+    if isinstance(view, NoOptimizer) and chosen.averaging_interval is not None:
         raise ValueError(
-            f"{method} averages the parameters every {method.averaging_interval} optimizer steps and must see them; "
+            f"{chosen} averages the parameters every {chosen.averaging_interval} optimizer steps and must see them; "
             "give optimizer="
         )
-    check_fits(method, parameters, view)
-    return view
-
-
-def check_fits(method: Method, parameters: Mapping[str, Tensor], view: OptimizerView | NoOptimizer) -> None:
-    """Raise where a method does not fit the parameters' names, or where the optimizer must keep its momentum."""
-    method.check_names(list(parameters))
-    for one in method.members:
+    for one in chosen.members:
         if one.takes_momentum(view.is_sgd):
-            own = [name for name in parameters if method.member_of(name) is one]
+            own = [name for name in parameters if chosen.member_of(name) is one]
             view.check_takeover(one.name, partial(for_other_optimizers, one), own)
+    return chosen
 
 
 def check_seen(parent: Any, machines: Any, optimizer: Any, check_replicas_every: int | None) -> None:

@@ -62,7 +62,7 @@ def agreed_state(reducer: Reducer, read: Callable[[], Any]) -> Loaded:
     mine: dict[str, object] = {} if loaded is None else {name: getattr(loaded, name) for name in counters}
     net = reducer.nets.own
     with overhead(net):
-        check_agreement(net, mine, error, "load its state")
+        check_agreement(net, mine, error)
         replicas = reducer.monitors.replicas()
         if replicas is not None and not reducer.method.replicas_drift:
             check_replicas(replicas, net, "where a state is loaded", LOAD_THE_SAME)

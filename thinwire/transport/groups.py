@@ -88,11 +88,8 @@ def _decoded(rank: int, raw: bytes) -> str:
         raise FrameError(f"bad frame from rank {rank}: its text is not UTF-8") from None
 
 
-def check_agreement(net: Net, mine: dict[str, object], error: str | None, purpose: str = "attach") -> None:
-    """Raise a ValueError on all ranks when one has an error, its own first, or describes something else than rank 0.
-
-    ``purpose`` says what the ranks are about to do, in words for the sentence.
-    """
+def check_agreement(net: Net, mine: dict[str, object], error: str | None) -> None:
+    """Raise a ValueError on all ranks when one has an error, its own first, or describes something else than rank 0."""
     net.stage = "agree on what to do"
     texts = gather_texts(net, json.dumps({"error": error, **mine}))
     everybody = [_description(rank, text) for rank, text in enumerate(texts)]
@@ -100,7 +97,7 @@ def check_agreement(net: Net, mine: dict[str, object], error: str | None, purpos
         raise ValueError(error)
     for rank, theirs in enumerate(everybody):
         if theirs["error"]:
-            raise ValueError(f"rank {rank} could not {purpose}: {theirs['error']}")
+            raise ValueError(f"on rank {rank}: {theirs['error']}")
     for rank, theirs in enumerate(everybody):
         for key in mine:
             # As text: dictionaries are equal whatever their order, and the order of parameters counts.
@@ -114,7 +111,7 @@ def _description(rank: int, text: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or "error" not in found:
-        raise FrameError(f"bad frame from rank {rank}: it does not describe what the rank attaches")
+        raise FrameError(f"bad frame from rank {rank}: it does not describe the rank's method and parameters")
     return found
 
 

@@ -37,7 +37,13 @@ def trained(group: dist.ProcessGroup, method: str, clips: str, options: dict[str
                     model(torch.randn(6, 30)).square().mean().backward()
             model(torch.randn(6, 30)).square().mean().backward()
             if clips == "norm":
-                nn.utils.clip_grad_norm_(model.parameters(), 1e6)  # nothing is clipped this time
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-4)
+            elif clips == "later":
+                nn.utils.clip_grad_norm_(model.parameters(), 1e6 if step < 4 else 1e-4)
+            elif clips == "nothing":
+                nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+            elif clips == "logs":
+                nn.utils.clip_grad_norm_(model.parameters(), torch.inf)
             elif clips == "value":
                 nn.utils.clip_grad_value_(model.parameters(), 0.01)
             optimizer.step()
@@ -50,10 +56,11 @@ def trained(group: dist.ProcessGroup, method: str, clips: str, options: dict[str
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}])
 @pytest.mark.parametrize("method", ["dgc:density=0.1", "blocksign", "gtopk:density=0.1"])
 def test_clipping_after_the_exchange_is_warned_of_once(cluster: Cluster, method: str, options: dict[str, Any]) -> None:
-    for clips in ("norm", "value"):
+    for clips in ("norm", "value", "later"):
         first, second = cluster.run(trained, 2, method, clips, options)
         assert len(first) == 1 and CLIPPED in first[0] and method.partition(":")[0] in first[0] and not second
-    assert cluster.run(trained, 2, method, "", options) == [[], []]
+    for clips in ("", "nothing", "logs"):
+        assert cluster.run(trained, 2, method, clips, options) == [[], []], clips
 
 
 @pytest.mark.parametrize("method", ["dense", "dense:dtype=bf16", "terngrad"])

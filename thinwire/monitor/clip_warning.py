@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thinwire.monitor.user_warning import warn_user
 from thinwire.torch_private import after_backward, backward_is_running, version_of
 
-STEPS = 3  # optimizer steps that are looked at: a loop that clips does so at every one
+STEPS = 3  # optimizer steps that are looked at: a loop that writes into gradients does so at every one
+WRITING = 100  # where it does, a threshold may be reached later
 SENTENCE = (
     "thinwire: gradients are changed between backward and optimizer.step(). If that is clip_grad_norm_ or "
     "clip_grad_value_, take it out of the loop and give the norm to the method ({}:clip_norm=...): what lies in .grad "
@@ -23,7 +25,8 @@ SENTENCE = (
 
 
 class ClipAfterExchangeWarning:
-    """Compares torch's version counters of the gradients: after the backward pass, and before the optimizer's step.
+    """Compares the gradients' norms after the backward pass and before the optimizer's step, where torch's version
+    counters say that something was written.
 
     Warns once, and only looks at the first steps, so it costs nothing later on.
     """
@@ -31,12 +34,14 @@ class ClipAfterExchangeWarning:
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = list(parameters)
         self._seen: list[tuple[Tensor, int]] = []
+        self._norms: list[Tensor] = []
+        self._last = STEPS
         self._steps = 0
 
     @property
     def ended(self) -> bool:
         """Whether it has looked at enough steps."""
-        return self._steps >= STEPS
+        return self._steps >= self._last
 
     def after_backward(self) -> None:
         """Called inside the backward pass, by its last bucket: DDP writes the gradients behind everything, in a
@@ -47,14 +52,22 @@ class ClipAfterExchangeWarning:
 
     def _note(self) -> None:
         self._seen = [(p.grad, version_of(p.grad)) for p in self._parameters if p.grad is not None]
+        self._norms = self._norms_now()
+
+    def _norms_now(self) -> list[Tensor]:
+        with torch.no_grad():
+            return list(torch._foreach_norm([grad for grad, _ in self._seen], 2)) if self._seen else []
 
     def before_step(self, method: Any) -> None:
         """Called before the optimizer's step with the wire's method."""
         if self.ended:
             return
         self._steps += 1
-        seen, self._seen = self._seen, []
         clips = [one.name for one in method.members if hasattr(one, "clip_norm")]
-        if clips and any(version_of(grad) != version for grad, version in seen):
-            self._steps = STEPS
-            warn_user(SENTENCE.format(clips[0]))
+        if clips and any(version_of(grad) != version for grad, version in self._seen):
+            self._last = WRITING
+            now = torch.stack(self._norms_now())
+            if not torch.allclose(now, torch.stack(self._norms), rtol=0, atol=0, equal_nan=True):
+                self._last = 0
+                warn_user(SENTENCE.format(clips[0]))
+        self._seen, self._norms = [], []

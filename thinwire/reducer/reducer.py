@@ -37,6 +37,7 @@ from thinwire.reducer.states import agreed_state, state_of, state_of_all
 from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats
 from thinwire.transport import Net, overhead
+from thinwire.transport.arrival import agree_to_attach
 from thinwire.transport.groups import check_agreement
 
 
@@ -102,7 +103,7 @@ class Reducer:
             "check_replicas_every": str(check_replicas_every),
         }
         if parent is not None:
-            check_agreement(parent, {**description, **terms.description}, error)
+            agree_to_attach(parent, {**description, **terms.description}, error)
         elif error is not None:
             raise ValueError(error)
         assert chosen is not None and view is not None

@@ -97,7 +97,7 @@ class FailureDetector:
             verdict = answers.get(timeout=(RESERVE_PERIODS - 0.5) * self.period_s)
         except queue.Empty:
             suspects = (peer,) if peer is not None else self._others
-            text = f"{_named(suspects)} cannot be reached, and the store cannot either: this host's own link may be cut"
+            text = f"{named(suspects)} cannot be reached, and the store cannot either: this host's own link may be cut"
             verdict = _Verdict(suspects, text)
         sentence = f"the exchange of step {step} failed at stage '{stage}': {verdict.text} ({reason})"
         return ExchangeError(sentence, step=step, stage=stage, peers=verdict.ranks)
@@ -144,7 +144,7 @@ def reason_of(error: Exception) -> str:
     return text.split(". This is typically", 1)[0][:300]
 
 
-def _named(ranks: Sequence[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
@@ -223,9 +223,9 @@ class _Board:
             if self.store_host is not None and self.store_host != self.rank:
                 return _Verdict((self.store_host,), f"rank {self.store_host} is gone, and the store that it hosts too")
             suspects = (peer,) if peer is not None else self.others
-            return _Verdict(suspects, f"{_named(suspects)} cannot be reached, and the store is gone too")
+            return _Verdict(suspects, f"{named(suspects)} cannot be reached, and the store is gone too")
         if missing:
-            text = f"no sign of life from {_named(missing)}, which ended, hangs or has not come to this exchange"
+            text = f"no sign of life from {named(missing)}, which ended, hangs or has not come to this exchange"
             return _Verdict(missing, text)
         if elsewhere:
             rank, theirs = min(elsewhere.items())

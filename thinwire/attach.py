@@ -12,6 +12,7 @@ from thinwire.advisor.auto import Auto
 from thinwire.edges.bucket_fusion import choice as fusion_choice
 from thinwire.edges.ddp import THAWED, has_foreign_hook, is_attached
 from thinwire.edges.wire import Wire
+from thinwire.edges.wire_alone import WireAlone, is_alone
 from thinwire.engine.hierarchy import sends_nothing
 from thinwire.engine.step_skipper import Scaler
 from thinwire.methods import Dense, Method
@@ -20,9 +21,11 @@ from thinwire.torch_private import exchanged_by_ddp, ignored_by_ddp, uncompiled
 
 log = logging.getLogger("thinwire")
 
+SHORT_WARMUP = 10  # steps: as epochs such numbers are usual (DGC has 4), as steps they change nothing
+
 
 def attach(
-    model: DistributedDataParallel,
+    model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     method: Method | str,
     *,
@@ -34,6 +37,8 @@ def attach(
     check_replicas_every: int | None = None,
 ) -> Wire:
     """Compress the gradients of a DistributedDataParallel model from the next backward pass on.
+
+    In one process without a process group give the bare module: the wire then does nothing, and says so once.
 
     A collective call: every rank of the model's process group makes it, with the same method and model; all ranks
     raise the same ValueError when they differ, and then nothing is changed. ``method`` is a method object or its
@@ -61,6 +66,8 @@ def attach(
         raise ValueError(
             f"attach takes the model first and the optimizer second, and {type(model).__name__} came first"
         )
+    if is_alone(model):
+        return WireAlone(model, optimizer, method)
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(
             f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it: DDP(model)"
@@ -145,5 +152,11 @@ def _tell(reducer: Reducer) -> None:
             "nothing is compressed or kept back" if method.estimates_mean else f"the update is {method.name}'s of it"
         )
         log.warning("thinwire: all ranks are on one machine, so their mean is exact and %s", update)
+    warmup = getattr(method, "warmup", None)
+    if type(warmup) is int and warmup < SHORT_WARMUP and own.rank == 0:
+        log.warning(
+            "thinwire: a warm-up counts optimizer steps, so %s sends at its final density after %d steps; for a "
+            "warm-up of epochs give the number of their steps", method, warmup,
+        )  # fmt: skip
     if own.size == 1:
         log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", method)

@@ -208,3 +208,10 @@ def test_attach_on_one_machine_says_so_once(cluster: Cluster) -> None:
     assert others == [[], []]
     first, *_ = cluster.run(heard, 2, Run("signsgd", "heavy", hierarchy=2))
     assert "the update is signsgd's of it" in first[0] and "nothing is compressed" not in first[0]
+
+
+def test_attach_with_a_warm_up_of_a_few_steps_says_what_it_counts(cluster: Cluster) -> None:
+    (told,), other = cluster.run(heard, 2, Run("dgc:warmup=4", "heavy"))
+    assert "counts optimizer steps" in told and "after 4 steps" in told and not other
+    for spec in ("dgc:warmup=40", "dgc"):
+        assert cluster.run(heard, 2, Run(spec, "heavy")) == [[], []]

@@ -69,7 +69,8 @@ def test_interrupted_and_resumed_run_is_the_uninterrupted_one(whole: Path, tmp_p
     stopped = re.fullmatch(r"thinwire: stopped at step (\d+) of 216 of dgc:\S+; go on .* --resume (\S+)\n", err)
     assert stopped is not None and 36 <= int(stopped[1]) <= 216 and Path(stopped[2]).resolve() == run
     assert sorted(p.name for p in run.iterdir()) == ["checkpoint", "config.json", "metrics.jsonl"]
-    assert len(list((run / "checkpoint").iterdir())) == 2
+    # The last checkpoint and the one before it, of each worker a part and the mark beside it.
+    assert len(list((run / "checkpoint").iterdir())) == 8
 
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "thinwire")
     second = started("train", "--resume", str(run), program=torchrun)
@@ -116,10 +117,12 @@ def test_resume_without_a_checkpoint_and_with_more_workers_than_cores_says_so(
     """The warning is all that too few cores cause; the sentence comes from the workers, once."""
     monkeypatch.setattr("thinwire.cli.train.num_cores", lambda: 1)
     (tmp_path / "config.json").write_text((whole / "config.json").read_text())
-    assert cli.run(["train", "--resume", str(tmp_path)]) == 1
+    (tmp_path / "checkpoint").mkdir()  # where a kill found a first one half written
+    (tmp_path / "checkpoint" / ".0-18.rank0of2.pt.partial").write_bytes(bytes(100))
+    assert cli.run(["train", "--resume", str(tmp_path)]) == 2
     warning, sentence = capfd.readouterr().err.splitlines()
     assert warning.startswith("thinwire: 2 workers share 1 core and take turns")
-    assert "has no checkpoint of all 2 workers; the run ended before its first one." in sentence
+    assert sentence.endswith("has no checkpoint of all 2 workers; the run ended before its first one.")
 
 
 # ---- options that were the defaults when a run began

@@ -115,7 +115,7 @@ def half_written(group: Any, folder: str) -> None:
     """One rank's disk is full: no rank keeps the new checkpoint, every rank keeps the old one."""
     net = world_net(CPU)
     checkpoints = Checkpoints(Path(folder), net)
-    checkpoints.save((0, 1), {"x": torch.ones(3)})
+    checkpoints.save((0, 1), lambda: {"x": torch.ones(3)})
     mine = checkpoints
     if net.rank == 2:  # a file where the folder should be: what can be had without a small disk
         Path(folder, "file").write_text("")
@@ -123,7 +123,7 @@ def half_written(group: Any, folder: str) -> None:
     with pytest.raises(
         CheckpointError, match=r"file/0-2.rank2of5.pt' cannot be written: (File exists|Not a directory)"
     ):
-        mine.save((0, 2), {"x": torch.ones(3)})
+        mine.save((0, 2), lambda: {"x": torch.ones(3)})
     torch.distributed.barrier()
     assert {p.name for p in Path(folder).glob("*.pt")} == {f"0-1.rank{rank}of5.pt" for rank in range(5)}
     assert not list(Path(folder).glob(".*"))

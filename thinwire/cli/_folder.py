@@ -14,6 +14,7 @@ from thinwire.cli._complaints import Complaint, Failure
 from thinwire.cli._environment import environment, versions
 from thinwire.cli._job import Job
 from thinwire.lab.recipes import RECIPES
+from thinwire.lab.recipes.checkpoints import has_checkpoint
 from thinwire.lab.recipes.events import Epoch, Event, Outcome, Resumed, Started, Steps
 
 CHECKPOINTS = "checkpoint"
@@ -79,7 +80,7 @@ class RunFolder:
                 self.path.rmdir()
 
     def can_resume(self) -> bool:
-        return (self.path / CHECKPOINTS).is_dir()
+        return has_checkpoint(self.path / CHECKPOINTS)
 
     def _forget_after(self, resumed: Resumed) -> None:
         """Drop the lines of steps that will be made again, and half a line that a crash left."""

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from thinwire.cli._environment import num_cores
 from thinwire.cli._folder import CHECKPOINTS, leave_config
 from thinwire.cli._job import Job
+from thinwire.errors import ReplicaError
 from thinwire.lab.emulation import keeper
 from thinwire.lab.recipes import RECIPES, Recipe
-from thinwire.lab.recipes.checkpoints import Checkpoints, world_net
+from thinwire.lab.recipes.checkpoints import CheckpointError, Checkpoints, world_net
 from thinwire.lab.recipes.events import Breakdown, Outcome, Resumed, Started
 from thinwire.lab.recipes.joint import JointStep
 from thinwire.lab.recipes.loop import Plan, Report, Training
@@ -81,7 +82,7 @@ def _train_all(job: Job, device: torch.device, report: Report, stop: Callable[[]
     first, outcomes, state = 0, [], None
     if job.resume:
         assert checkpoints is not None
-        (first, _), state = checkpoints.load(device)
+        first, state = _last_state(checkpoints, device)
         outcomes = [_outcome(fields) for fields in state["outcomes"]]
         if net.rank == 0:
             report(Resumed(first, job.specs[first], state["step"]))
@@ -90,7 +91,7 @@ def _train_all(job: Job, device: torch.device, report: Report, stop: Callable[[]
     for index in range(first, len(job.specs)):
         training = Training(recipe, job.specs[index], plan, net, report, job.methods[index])
         if state is not None:
-            training.load_state_dict(state)
+            _take_up(training, state, job)
             state = None
         outcomes.append(training.run(checkpoints, index, outcomes, stop))
         if net.rank == 0:
@@ -99,6 +100,22 @@ def _train_all(job: Job, device: torch.device, report: Report, stop: Callable[[]
     if checkpoints is not None:
         dist.barrier()
         checkpoints.clear()
+
+
+def _last_state(checkpoints: Checkpoints, device: torch.device) -> tuple[int, dict[str, Any]]:
+    """Which method of the run to go on with, and this worker's state of it."""
+    try:
+        (index, _), state = checkpoints.load(device)
+    except CheckpointError as error:
+        raise BadJob(str(error)) from error
+    return index, state
+
+
+def _take_up(training: Training, state: dict[str, Any], job: Job) -> None:
+    try:
+        training.load_state_dict(state)
+    except (ValueError, ReplicaError) as error:
+        raise BadJob(f"the checkpoint in '{job.out}' does not fit: {error}") from error
 
 
 def train_in_threads(job: Job, num_workers: int, report: Report) -> None:

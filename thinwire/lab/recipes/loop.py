@@ -121,7 +121,8 @@ class Training:
         def save() -> None:
             if checkpoints is not None:
                 finished = [dataclasses.asdict(outcome) for outcome in outcomes]
-                checkpoints.save((index, self.step), {**self.state_dict(), "spec": self.spec, "outcomes": finished})
+                others = {"spec": self.spec, "outcomes": finished}
+                checkpoints.save((index, self.step), lambda: {**self.state_dict(), **others})
 
         while self.epoch <= self.plan.epochs:
             wanted = self._train_epoch(stop)

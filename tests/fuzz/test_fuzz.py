@@ -1,9 +1,11 @@
-"""The short version of fuzz_frames.py: mutated frames in both homes, native kernels under sanitizers."""
+"""The short versions of fuzz_frames.py (mutated frames in both homes, native kernels under sanitizers) and of
+fuzz_states.py (mutated states of every method)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import fuzz_states
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from fuzz_native import build_native, run_native, why_no_sanitizers
 from fuzz_targets import make_targets
 from torch import Tensor
 
+import thinwire
 from thinwire.codecs import frame as frame_module
 from thinwire.errors import FrameError
 from thinwire.kernels import checksum_around, reference
@@ -111,3 +114,31 @@ def test_native_kernels_under_sanitizers(sanitizers: Path) -> None:
     program = build_native(sanitizers)
     seen = run_native(program, 10_000, SEED, seconds=3.0)
     assert seen["inputs"] >= 256 and seen["edges"] > 100 and seen["seeds_kept"] > 18
+
+
+def test_mutated_states_are_refused_whole_or_taken_as_saved() -> None:
+    report = fuzz_states.fuzz(156, SEED)
+    assert report.findings == [] and report.states == 156
+    assert set(report.methods) == set(fuzz_states.METHODS)
+    assert report.outcomes[fuzz_states.REFUSED] > 80 and report.outcomes[fuzz_states.TAKEN] > 10
+    assert len(report.sentences) > 50
+
+
+def test_state_fuzzer_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that compares nothing, and one that takes a step before it refuses."""
+
+    def findings() -> set[str]:
+        return {finding["what"] for finding in fuzz_states.fuzz(130, SEED).findings}
+
+    with monkeypatch.context() as patch:
+        patch.setattr("thinwire.checkpoint.format.check_contents", lambda *_: None)
+        assert "taken, and not what was saved" in findings()
+    with monkeypatch.context() as patch:
+        take = thinwire.Reducer.load_state_dict
+
+        def half(reducer: thinwire.Reducer, state: object) -> None:
+            reducer.progress.optimizer_steps += 1
+            take(reducer, state)  # type: ignore[arg-type]
+
+        patch.setattr(thinwire.Reducer, "load_state_dict", half)
+        assert "half loaded: the state changed" in findings()

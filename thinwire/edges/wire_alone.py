@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from thinwire.checkpoint.format import STATE_FORMAT
 from thinwire.edges.wire import Wire
 from thinwire.errors import DetachedError
-from thinwire.methods import Method, parse_method
-from thinwire.reducer.setup import checked
+from thinwire.methods import Method
+from thinwire.monitor.step_log import StepLog
+from thinwire.reducer.setup import method_of, view_of
 from thinwire.stats import Stats
 
 log = logging.getLogger("thinwire")
@@ -67,9 +68,7 @@ class WireAlone(Wire):
         log.warning(ALONE)
 
     def _checked(self, method: Method | str) -> Method:
-        chosen = parse_method(method) if isinstance(method, str) else method
-        checked(self._parameters, self._optimizer, chosen)
-        return chosen
+        return method_of(method, self._parameters, view_of(self._parameters, self._optimizer))
 
     def _check_attached(self) -> None:
         if not self._is_attached:
@@ -97,6 +96,10 @@ class WireAlone(Wire):
     def snapshot(self, residual_norm: bool = True) -> Stats:
         return NOTHING_SENT
 
+    def log_every(self, steps: int, tell: Callable[[str], None] = print) -> None:
+        self._check_attached()
+        StepLog(steps, NOTHING_SENT, None)  # refuses what is no number of steps
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         self._check_attached()
@@ -113,7 +116,7 @@ class WireAlone(Wire):
     def abandon(self) -> None:
         self._is_attached = False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, all_ranks: bool = False) -> dict[str, Any]:
         self._check_attached()
         return {"format": STATE_FORMAT, "method": self._method.in_full}
 

@@ -1,13 +1,14 @@
 """Builds the native kernels. Everything else about the project is in pyproject.toml.
 
 The library is plain C++ behind C functions and is loaded with ctypes: it depends neither on a torch version nor on a
-Python version. Where there is no compiler the installation goes on without it, and thinwire uses its plain-torch
-kernels.
+Python version, and so one wheel per platform serves every Python. Where there is no compiler the installation goes on
+without it, and thinwire uses its plain-torch kernels.
 """
 
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 
@@ -19,6 +20,13 @@ class BuildNative(build_ext):
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return []
+
+
+class PlatformWheel(bdist_wheel):
+    """Tagged for any Python 3 of this platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
 
 
 setup(
@@ -44,5 +52,5 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
 )

@@ -112,7 +112,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, for which any misspelt name 
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return [*__all__, "__version__"]
 
 
 class _Package(ModuleType):

@@ -20,6 +20,7 @@ METHODS = [
     "blocksign:dense_below=1",
     "dropping:density=0.1",
     "signsgd",
+    "perlayer:0.*=dense,*=(dgc:density=0.1,dense_below=8)",
 ]
 STEPS = 12
 

@@ -15,6 +15,7 @@ from workers import Run, Training, close, flat
 import thinwire
 
 EXACT = "dgc:density=1.0,factor_masking=false,dense_below=0,values=fp32"
+MIXED = f"perlayer:[ab]=dense,*=({EXACT})"
 
 
 def uneven(group: dist.ProcessGroup, optimizer: str, methods: list[Any], form: dict[str, Any]) -> None:
@@ -39,7 +40,7 @@ def uneven(group: dist.ProcessGroup, optimizer: str, methods: list[Any], form: d
             )
             training.wire.detach()
     for method, other in zip(methods[1:], finals[1:], strict=True):
-        if method in (EXACT, "gtopk:density=1.0", "dense"):
+        if method in (EXACT, "gtopk:density=1.0", "dense", MIXED):
             close(other, finals[0], f"{method} {optimizer} {form}", atol=1e-5)
 
 
@@ -54,9 +55,10 @@ def test_uneven_inputs_follow_plain_ddp_at_density_one(cluster: Cluster, optimiz
         "terngrad:dense_below=0",
         "blocksign:dense_below=1",
         "signsgd",
+        MIXED,
     ]
     if optimizer != "plain":  # an optimizer's own momentum stops on a rank that has run out, in plain DDP too
-        methods = [None, EXACT, "dgc:density=0.05", "blocksign:dense_below=1"]
+        methods = [None, EXACT, "dgc:density=0.05", "blocksign:dense_below=1", "perlayer:[ab]=dense,*=dgc"]
     cluster.run(uneven, 3, optimizer, methods, {})
 
 

@@ -33,6 +33,7 @@ from workers import (
 
 import thinwire
 from thinwire import DGC, Dense, GradientDropping, PerLayer
+from thinwire.advisor.advice import advise_offline
 from thinwire.advisor.cost import ExchangeCost, Workload, predict
 from thinwire.advisor.link import Link
 from thinwire.transport import ThreadWorld
@@ -237,10 +238,10 @@ def test_nothing_is_lost_on_the_way_from_one_mixture_to_another(cluster: Cluster
     ways = [[sparse, "dense"], ["blocksign:dense_below=1", sparse, other], [f"dgc:{SMALL}", sparse, f"gtopk:{SMALL}"]]
     ways += [[f"perlayer:a=(dropping:{SMALL}),*=(dgc:{SMALL})", other]]
     for optimizer, machines in (("heavy", None), ("plain", None), ("heavy", [[0, 1], [2]])):
-        runs = [Run(None, optimizer, 40)]
+        runs = [Run(None, optimizer, 20)]
         for first, *then in ways:
             events = {4 * place: ("switch", spec) for place, spec in enumerate(then, 1)}
-            runs.append(Run(first, optimizer, 40, events=events, hierarchy=machines))
+            runs.append(Run(first, optimizer, 20, events=events, hierarchy=machines))
         for reference, *others in cluster.run(train, 3, runs):
             for run, found in zip(runs[1:], others, strict=True):
                 if optimizer == "heavy" and "dropping" in str(run.method):
@@ -396,14 +397,25 @@ def test_a_prediction_adds_the_methods_up() -> None:
     assert sparse.nbytes < mixed.nbytes < dense.nbytes
 
 
+def test_advice_for_other_machines_knows_a_mixture_by_the_names_of_the_model() -> None:
+    work = Workload.of_size(200_000, 0.05, tensor=50_000)
+    found = advise_offline(work, hosts=4, rate_bits=1e8, methods=["perlayer:tensor0=dense,*=dgc"])
+    dense, mixed = (found.step_s(spec) for spec in ("dense", "perlayer:tensor0=dense,*=dgc"))
+    assert 0 < mixed < dense
+    text = sentence_of(
+        ValueError, lambda: advise_offline(work, hosts=4, rate_bits=1e8, methods=["perlayer:fc*=dense,*=dgc"])
+    )
+    assert "'fc*' matches no parameter" in text
+
+
 def test_thinwire_train_takes_a_mixture(tmp_path: Path) -> None:
     spec = "perlayer:0.*=(dense:dtype=bf16),*=(dgc:density=0.05,dense_below=0)"
     folder = tmp_path / "run"
     done = command(
         "thinwire", "train", "--workers", "2", "--epochs", "1", "--in-process", "--method", spec,
-        "--compare", f"dgc,{spec.replace('0.05', '0.5')},dense", "--out", str(folder),
+        "--compare", spec.replace("0.05", "0.5"), "--out", str(folder),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not done.stderr and re.search(r"perlayer:0\.\*=\(dense:dtype=bf16\)", done.stdout)
-    sent = [run_of(folder, one)["bytes_sent"] for one in (spec, spec.replace("0.05", "0.5"), "dense")]
-    assert 0 < sent[0] < sent[1] < sent[2]
+    sent = [run_of(folder, one)["bytes_sent"] for one in (spec, spec.replace("0.05", "0.5"))]
+    assert 0 < sent[0] < sent[1]

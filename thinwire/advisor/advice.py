@@ -207,13 +207,27 @@ def advise_offline(
         raise ValueError(f"a step computes longer than {1e3 * work.compute_s:g} ms")
     chosen, unplanned = planned(to_compare(methods, optimizer_is_sgd))
     link = Link(latency_s, 8 / (rate_bits * WIRE_SHARE))
-    costs = {str(method): codec_here(method, work.numel, optimizer_is_sgd) for method in chosen}
+    costs = {str(method): _codec_of_each(method, work, optimizer_is_sgd) for method in chosen}
     profile = Profile(hosts, work, link, 1.0, costs)
     basis = (
         f"Encoding is measured on one core of this machine; {_rate(rate_bits)} is planned as "
         f"{_rate(rate_bits * WIRE_SHARE)}, what packet headers leave."
     )
     return _with_notes(replace(advise_from(profile, chosen), basis=basis), unplanned)
+
+
+def _codec_of_each(method: Method, work: Workload, optimizer_is_sgd: bool) -> ExchangeCost:
+    """``codec_here`` of every method that parameters have: a sample's tensors have none of the names in patterns."""
+    rows = [row for bucket in work.buckets for row in bucket.rows]
+    if method.members != (method,):
+        method.check_names([name for name, _, _ in rows])
+    numels: dict[Method, int] = {}
+    for name, _, shape in rows:
+        one = method.member_of(name)
+        numels[one] = numels.get(one, 0) + shape.numel()
+    costs = [codec_here(one, numel, optimizer_is_sgd) for one, numel in numels.items()]
+    framing = [cost.per_frame_s for cost in costs if cost.per_frame_s]
+    return ExchangeCost(sum(cost.fixed_s for cost in costs), sum(framing) / max(1, len(framing)))
 
 
 def codec_here(method: Method, params: int, optimizer_is_sgd: bool = True) -> ExchangeCost:

@@ -408,6 +408,14 @@ def test_advice_for_other_machines_knows_a_mixture_by_the_names_of_the_model() -
     assert "'fc*' matches no parameter" in text
 
 
+def test_thinwire_advise_says_in_one_line_that_a_pattern_does_not_fit() -> None:
+    given = ("--params", "100000", "--compute-ms", "10", "--hosts", "4", "--rate", "1gbit")
+    done = command("thinwire", "advise", *given, "--methods", "perlayer:fc*=dense,*=dgc")
+    assert done.returncode != 0 and not done.stdout
+    assert done.stderr.startswith("thinwire: perlayer: 'fc*' matches no parameter; there are for example tensor0")
+    assert "Traceback" not in done.stderr
+
+
 def test_thinwire_train_takes_a_mixture(tmp_path: Path) -> None:
     spec = "perlayer:0.*=(dense:dtype=bf16),*=(dgc:density=0.05,dense_below=0)"
     folder = tmp_path / "run"

@@ -159,9 +159,12 @@ def _offline(
         if compute_ms is not None:
             work = work.at(compute_ms / 1e3)
     sgd = (optimizer or usual) == "sgd"
-    return advise_offline(
-        work, hosts=hosts, rate_bits=bits, latency_s=latency_ms / 1e3, methods=specs, optimizer_is_sgd=sgd
-    )
+    try:
+        return advise_offline(
+            work, hosts=hosts, rate_bits=bits, latency_s=latency_ms / 1e3, methods=specs, optimizer_is_sgd=sgd
+        )
+    except ValueError as error:
+        raise _complaints.Complaint(f"{error}.") from error
 
 
 def count_of(text: str) -> int:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -11,8 +12,8 @@ namespace thinwire {
 
 constexpr int64_t kSerialBelow = 1 << 16;
 
-// Calls work(part, begin, end) for consecutive parts of [0, n), one per thread; returns the number of parts. Below
-// `serial_below` there is one part.
+// Calls work(part, begin, end) for consecutive parts of [0, n), one per thread while threads can be started; returns
+// the number of parts. Below `serial_below` there is one part.
 template <typename Work>
 int parallel(int64_t n, int threads, int64_t align, const Work& work, int64_t serial_below = kSerialBelow) {
   int parts = n < serial_below ? 1 : std::max(1, threads);
@@ -20,8 +21,15 @@ int parallel(int64_t n, int threads, int64_t align, const Work& work, int64_t se
   bounds[0] = 0;
   for (int p = 1; p < parts; ++p) bounds[p] = std::min(n, (n * p / parts + align - 1) / align * align);
   std::vector<std::thread> others;
-  for (int p = 1; p < parts; ++p) others.emplace_back([&, p] { work(p, bounds[p], bounds[p + 1]); });
+  others.reserve(parts - 1);
+  int first_here = 1;  // of the parts that are done by this thread, because no more threads can be started
+  try {
+    for (; first_here < parts; ++first_here)
+      others.emplace_back([&, p = first_here] { work(p, bounds[p], bounds[p + 1]); });
+  } catch (const std::system_error&) {
+  }
   work(0, bounds[0], bounds[1]);
+  for (int p = first_here; p < parts; ++p) work(p, bounds[p], bounds[p + 1]);
   for (auto& other : others) other.join();
   return parts;
 }

@@ -21,7 +21,7 @@ from thinwire.torch_private import exchanged_by_ddp, ignored_by_ddp, uncompiled
 
 log = logging.getLogger("thinwire")
 
-SHORT_WARMUP = 10  # steps: as epochs such numbers are usual (DGC has 4), as steps they change nothing
+SHORT_WARMUP = 6  # steps: as epochs smaller numbers are usual (DGC has 4), as steps they change nothing
 
 
 def attach(

@@ -12,6 +12,7 @@ import torch
 from command import command
 
 import thinwire
+from thinwire.engine.local_gradients import averaged
 from thinwire.lab.recipes import RECIPES
 from thinwire.lab.recipes.digits import Digits
 from thinwire.lab.recipes.events import Epoch, Event
@@ -146,5 +147,10 @@ def test_workers_that_are_never_averaged_are_judged_by_their_own_models(interval
         judged = [mean, mean] if averages else modules
         scores = [recipe.score(judged[r], batch) for r in range(2) for batch in recipe.test_batches(rank=r, world=2)]
     expected = recipe.judge(*(sum(column) for column in zip(*scores, strict=True)))
-    found = ThreadWorld(2).run(lambda net: evaluate(recipe, modules[net.rank], method, net))
+
+    def judge(net: ThreadNet) -> float:
+        module = modules[net.rank]
+        return evaluate(recipe, module, method, net, lambda: averaged(list(module.parameters()), net))
+
+    found = ThreadWorld(2).run(judge)
     assert found == [expected, expected]

@@ -79,12 +79,13 @@ class OpenStep:
         self._shares: dict[int, Share] = {}  # by ordinal
         self._held: dict[int, Held] = {}  # by ordinal, as the running pass found it
 
-    def watch(self, optimizer: torch.optim.Optimizer) -> list[Any]:
-        """Look at .grad before a backward pass changes it, and after the steps of other optimizers that have these
-        parameters, as one inside of ``optimizer``; return the handles of the hooks."""
+    def watch(self, optimizer: torch.optim.Optimizer, noted: Callable[[], None]) -> list[Any]:
+        """Look at .grad before a backward pass changes it (``noted`` is called then, too), and after the steps of other
+        optimizers that have these parameters, as one inside of ``optimizer``; return the handles of the hooks."""
         watched, own = weakref.ref(self), weakref.ref(optimizer)  # a hook must not keep alive what it is for
 
         def before(_: Tensor) -> None:
+            noted()
             one = watched()
             if one is not None:
                 one.before_accumulation()

@@ -14,22 +14,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.edges.bucket_fusion import BucketFusion, FusedBuckets, Meter, choice
 from thinwire.edges.bucket_plan import EachBucket, WholeStep
-from thinwire.edges.ddp import THAWED, Router, router_of
+from thinwire.edges.bypass_warning import BypassWarning
+from thinwire.edges.ddp import Router, router_of
+from thinwire.edges.drift_warning import DriftWarning
 from thinwire.edges.fixed_buckets import FixedBuckets
+from thinwire.edges.forward_checks import ForwardChecks
 from thinwire.edges.open_step import EnteringOpenStep, Held, OpenStep
 from thinwire.edges.own_hook import OwnHook
 from thinwire.engine.context import Hyper
-from thinwire.engine.local_gradients import DRIFTED
 from thinwire.engine.optimizer import OptimizerView
 from thinwire.engine.worker import Bucket
 from thinwire.errors import UNCOPIED
 from thinwire.methods import Method
 from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
+from thinwire.monitor.size_warning import SizeWarning
 from thinwire.monitor.stragglers import SAMPLE_EVERY
-from thinwire.monitor.user_warning import warn_user
 from thinwire.reducer import Reducer
 from thinwire.stats import Stats
-from thinwire.torch_private import backward_is_running, divides_by_all_ranks, has_joined, ignored_by_ddp
+from thinwire.torch_private import backward_is_running, has_joined, ignored_by_ddp
 from thinwire.transport.failures import FailureDetector
 
 
@@ -40,9 +42,10 @@ class Wire:
         self.model, self.reducer = model, reducer
         parameters = reducer.parameters
         self._ordinals = {id(p): ordinal for ordinal, p in enumerate(parameters.values())}
-        ignored = ignored_by_ddp(model)
-        self._frozen = [(n, p) for n, p in model.module.named_parameters() if not p.requires_grad and n not in ignored]
-        self._warned_of_drift = False
+        self._checks = ForwardChecks(model, parameters)
+        self._drift_warning = DriftWarning(lambda: reducer.drifted)
+        self._bypass_warning = BypassWarning()
+        self._size_warning = SizeWarning()
         # A scaler unscales gradients before the step, so where there is one nothing can be told.
         watches = reducer.nets.own.rank == 0 and (reducer.skipper is None or reducer.skipper.scaler is None)
         self._clip_warning = ClipAfterExchangeWarning(parameters.values()) if watches else None
@@ -50,7 +53,7 @@ class Wire:
         self._used: set[int] = set()  # ids of the parameters that this pass used, where that is tracked
         self._open = OpenStep(list(parameters.values()), logs=reducer.nets.own.rank == 0)
         assert isinstance(reducer.view, OptimizerView)
-        self._watching = self._open.watch(reducer.view.optimizer)
+        self._watching = self._open.watch(reducer.view.optimizer, self._bypass_warning.backward)
         reducer.stepped, reducer.restarted = self._open.stepped, self._open.restart
         reducer.monitors.replicas = self._replicas
         self._router: Router = router_of(model)
@@ -129,6 +132,7 @@ class Wire:
 
     def state_dict(self, all_ranks: bool = False) -> dict[str, Any]:
         """Return everything of this rank that a later run needs, or of all ranks on rank 0 (``Reducer.state_dict``)."""
+        self._drift_warning.saves_own_state()
         return self.reducer.state_dict(all_ranks)
 
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
@@ -147,8 +151,10 @@ class Wire:
 
     def _install(self) -> None:
         self._plan = self._make_plan()
-        if self._clip_warning is not None:
+        if self.reducer.nets.own.rank == 0:  # one rank speaks
             self._handles.append(self.reducer.view.before_step(self._before_optimizer_step))
+        if self.method.averaging_interval is not None:
+            self._handles += self._drift_warning.watch(self.model.module)
         self._handles.append(self.model.register_forward_pre_hook(OwnHook(self._before_forward)))
         self._tracks_use = self._may_have_unused  # asked once: what was not tracked must not count as unused
         if self._tracks_use:
@@ -194,35 +200,20 @@ class Wire:
     def _before_optimizer_step(self, *_: Any) -> None:
         if self._clip_warning is not None:
             self._clip_warning.before_step(self.method)
+        if self.reducer.nets.own.size > 1:
+            self._bypass_warning.before_step()
+            if self._size_warning.counts(self.reducer.running, self.reducer.progress.step):
+                self._size_warning.after_exchange(self.method, self.reducer.snapshot(residual_norm=False))
 
     def _before_forward(self, *_: Any) -> None:
-        """Refuse what would hang or be wrong, let go of what a backward pass that was broken off left behind, and warn
-        once when a model is evaluated whose ranks differ."""
+        """Refuse what would hang or be wrong, and let go of what a backward pass that was broken off left behind."""
         if torch.is_grad_enabled():
-            thawed = next((name for name, p in self._frozen if p.requires_grad), None)
-            if thawed is not None:
-                raise ValueError(THAWED.format(thawed))
+            self._checks.check_parameters()
+            self._bypass_warning.through_ddp()
             if not backward_is_running():
                 self._plan.reset()
         if has_joined(self.model):
-            self._check_join()
-        evaluates = not self.model.training and not torch.is_grad_enabled()
-        if self.reducer.drifted and evaluates and not self._warned_of_drift:
-            self._warned_of_drift = True
-            warn_user(DRIFTED)
-
-    def _check_join(self) -> None:
-        """Refuse what cannot be done once a rank runs out of inputs (torch.distributed.algorithms.Join)."""
-        if self.method.applies_local_gradients:
-            raise ValueError(
-                f"{self.method} applies every rank's own gradient, which ranks without inputs do not have; "
-                "use a method without local gradients inside a join, or even inputs"
-            )
-        if not divides_by_all_ranks(self.model):
-            raise ValueError(
-                "join(divide_by_initial_world_size=False) cannot be done here: ranks without inputs go on sending what "
-                "they kept, so the mean is always over all ranks; leave it at its default, True"
-            )
+            self._checks.check_join(self.model, self.method)
 
     @property
     def _shadows(self) -> bool:
@@ -232,6 +223,7 @@ class Wire:
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""
         reducer, progress = self.reducer, self.reducer.progress
+        self._bypass_warning.through_ddp()
         bucket.ordinals = [self._ordinals[id(p)] for p in bucket.parameters]
         if bucket.is_first and (self._open.matters or not self._router.saw_forward):
             self._begin_pass()

@@ -21,11 +21,6 @@ from thinwire.engine.results import DenseResult, Result, SparseResult, WrittenRe
 from thinwire.transport import Net
 from thinwire.transport.failures import ENTERED
 
-DRIFTED = (
-    "thinwire: the model is evaluated while the ranks' parameters differ, as local gradients let them; evaluate and "
-    "export inside `with wire.averaged():` (or your Reducer's), on all ranks"
-)
-
 
 class LocalGradients(Protocol):
     """How a rank's own gradient is combined with the group's mean. ``keeps_gradient`` says that it is still needed

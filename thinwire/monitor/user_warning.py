@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -18,7 +19,20 @@ def warn_user(sentence: str) -> None:
     (In the backward pass, which torch runs in a thread of its own on a GPU, there is none. Under `thinwire train` the
     loop is thinwire's own, and what has called that is named.)
     """
-    level, frame = 2, sys._getframe(1).f_back  # what a hook's own function was called by
+    level, frame = _of_user(sys._getframe(1).f_back)  # what a hook's own function was called by
+    warnings.warn(sentence, RuntimeWarning, stacklevel=2 if frame is None else level)
+
+
+def line_of_user() -> tuple[str, int]:
+    """The file and line that ``warn_user`` would name, for a warning that comes later."""
+    hook = sys._getframe(1)
+    frame = _of_user(hook.f_back)[1] or hook
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _of_user(frame: FrameType | None) -> tuple[int, FrameType | None]:
+    """The nearest frame that is neither torch's nor thinwire's, and its stack level for a warning."""
+    level = 3
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         level, frame = level + 1, frame.f_back
-    warnings.warn(sentence, RuntimeWarning, stacklevel=2 if frame is None else level + 1)
+    return level, frame

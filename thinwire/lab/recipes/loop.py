@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.engine.local_gradients import averaged
 from thinwire.lab import peers
 from thinwire.lab.recipes.base import Batch, Recipe, samples_in
 from thinwire.lab.recipes.checkpoints import Checkpoints
@@ -238,7 +237,7 @@ class Training:
 
     def _finish_epoch(self) -> None:
         self.net.stage = "evaluation"
-        self.metric = evaluate(self.recipe, self.module, self.method, self.net)
+        self.metric = evaluate(self.recipe, self.module, self.method, self.net, lambda: self.wire.averaged())
         so_far = self.tally
         if self.net.rank == 0:
             self.report(
@@ -330,13 +329,19 @@ class Training:
 
 
 @torch.no_grad()
-def evaluate(recipe: Recipe, module: nn.Module, method: thinwire.Method, net: GroupNet) -> float:
-    """The recipe's metric on the whole test set, every rank judging its part."""
+def evaluate(
+    recipe: Recipe,
+    module: nn.Module,
+    method: thinwire.Method,
+    net: GroupNet,
+    averaged: Callable[[], AbstractContextManager[None]],
+) -> float:
+    """The recipe's metric on the whole test set, every rank judging its part; ``averaged`` is the wire's."""
     module.eval()
     share_batch_statistics(module, net)
     # Where replicas drift apart between averagings their mean counts; where none is ever made, everybody's own.
     totals = torch.zeros(recipe.num_scores, dtype=torch.float64)
-    with averaged(list(module.parameters()), net) if method.averaging_interval else nullcontext():
+    with averaged() if method.averaging_interval else nullcontext():
         for batch in recipe.test_batches(rank=net.rank, world=net.size):
             totals += torch.tensor(recipe.score(module, batch), dtype=torch.float64)
     totals = totals.to(net.device)

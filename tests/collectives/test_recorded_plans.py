@@ -125,7 +125,7 @@ def test_what_cannot_be_predicted_is_told_in_one_line_and_the_rest_is_advised(me
 
 def test_a_hierarchy_plans_what_travels_between_its_machines() -> None:
     inner = thinwire.GTopK().aggregator(ThreadNet(ThreadWorld(1), 0), True)
-    outer = Hierarchy(inner, ThreadNet(ThreadWorld(1), 0), 2)
+    outer = Hierarchy(inner, ThreadNet(ThreadWorld(1), 0), ((0, 1), (2, 3)))
     (layout,) = bucket_layouts(thinwire.GTopK(), [ROWS])
     assert outer.plan(layout, 4) == inner.plan(layout, 4) and outer.frames_grow and not outer.fusible
 

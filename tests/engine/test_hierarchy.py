@@ -172,7 +172,7 @@ def test_hierarchy_ends_all_ranks_of_a_machine_alike(case: str) -> None:
         inner: Any = DenseMean(ThreadNet(ThreadWorld(1), 0), torch.float32) if case == "nan" else _Failing()
         grad = torch.tensor([1.0, float("nan") if case == "nan" and net.rank == 1 else 2.0])
         with pytest.raises(Exception) as caught:
-            mean_of(Hierarchy(inner, net, 2), _context(2), grad)
+            mean_of(Hierarchy(inner, net, ((0, 1, 2),)), _context(2), grad)
         return type(caught.value).__name__
 
     expected = [NonFiniteError.__name__] * 3 if case == "nan" else ["FrameError", "ExchangeError", "ExchangeError"]

@@ -1,8 +1,9 @@
 """The same exchanges whatever DDP's buckets are, for methods whose result depends on what travels together.
 
-int8 and int4 values share a scale with their neighbours in the frame (``Method.bucket_independent``). DDP cuts its
-buckets anew after the first step of every process, so a resumed run would round one step's values with other
-neighbours than the run that was not interrupted. Here the cut depends on the model alone.
+int8 and int4 values share a scale with their neighbours in the frame (``Method.bucket_independent``), and a ring
+all-reduce of three ranks or more adds up in an order that depends on the place (``Aggregator.sums_by_place``). DDP cuts
+its buckets anew after the first step of every process, so a resumed run would round one step otherwise than the run
+that was not interrupted. Here the cut depends on the model alone.
 """
 
 from __future__ import annotations

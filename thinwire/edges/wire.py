@@ -165,7 +165,8 @@ class Wire:
     def _make_plan(self) -> EachBucket:
         """Which buckets are exchanged together: fixed, all, or what is found to be faster where no result changes."""
         reducer = self.reducer
-        aggregator, independent = reducer.running.aggregator, reducer.method.bucket_independent
+        aggregator = reducer.running.aggregator
+        independent = reducer.method.bucket_independent and not aggregator.sums_by_place
         if aggregator.whole_model or reducer.skipper is not None:  # a step can only be passed over as a whole
             return WholeStep()
         if not independent:

@@ -28,7 +28,7 @@ from thinwire.transport import Net
 class Exchange:
     """A compressed mean: memory, compressor and collective around one net; ``local`` is a mode of LOCAL_MODES."""
 
-    fusible = True
+    fusible, sums_by_place = True, False
 
     def __init__(
         self,
@@ -121,6 +121,7 @@ class Stateless:
 
     whole_model = False
     fusible = False
+    sums_by_place = False
     frames_grow = False
 
     def __init__(self, net: Net) -> None:
@@ -159,9 +160,9 @@ class NoopMean(Stateless):
         return norms
 
 
-def contiguous_view(parts: Sequence[Tensor]) -> Tensor | None:  # -> (n,)
-    """One vector over the same memory where the parts, in any order, fill a stretch of one buffer; else None."""
-    order = sorted(parts, key=lambda part: part.storage_offset())
+def contiguous_view(parts: Sequence[Tensor], in_order: bool) -> Tensor | None:  # -> (n,)
+    """One vector over the same memory where the parts, in their order or in any, fill a stretch of one buffer."""
+    order = list(parts) if in_order else sorted(parts, key=lambda part: part.storage_offset())
     start, stop = order[0].storage_offset(), order[0].storage_offset()
     for part in order:
         same = part.untyped_storage().data_ptr() == order[0].untyped_storage().data_ptr()
@@ -194,14 +195,21 @@ class DenseMean(Stateless):
         means = all_gather(slice_nbytes, size)
         return all_to_all(slice_nbytes, size) + replace(means, frames=0)
 
+    @property
+    def sums_by_place(self) -> bool:  # type: ignore[override]
+        """A ring adds up every stretch of a vector from another rank on; two ranks have one sum."""
+        return self.dtype == torch.float32 and self.net.size > 2
+
     def waits(self, layout: Layout) -> float:
         return self.plan(layout, self.net.size).waits
 
     def reduce(self, context: ExchangeContext, parts: Sequence[Tensor], norms: Measured = UNMEASURED) -> Measured:
-        # The mean of each element needs no order: a whole bucket is averaged where it lies.
-        buffer = contiguous_view(parts)
+        # A bucket, which mostly has the last parameter first, is averaged where it lies.
+        backward = list(reversed(parts))
+        buffer = contiguous_view(backward, in_order=self.sums_by_place)
         if buffer is None:
-            write_flat(context, parts, self._mean(torch.cat(list(parts))))
+            mean = self._mean(torch.cat(backward))
+            torch._foreach_copy_(backward, list(mean.split([part.numel() for part in backward])))
             return norms
         mean = self._mean(buffer)
         if mean is not buffer:

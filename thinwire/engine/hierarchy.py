@@ -74,9 +74,10 @@ class Hierarchy:
 
     fusible = False
 
-    def __init__(self, inner: Aggregator, local: Net, ranks_a_machine: float) -> None:
-        self.inner, self.local, self.weight = inner, local, 1 / ranks_a_machine
-        self._ranks = ranks_a_machine
+    def __init__(self, inner: Aggregator, local: Net, machines: Groups) -> None:
+        self.inner, self.local, self._largest = inner, local, max(map(len, machines))
+        self._ranks = sum(map(len, machines)) / len(machines)
+        self.weight = 1 / self._ranks
         self.whole_model = inner.whole_model
         self.leads = local.rank == 0
 
@@ -87,6 +88,11 @@ class Hierarchy:
     @property
     def frames_grow(self) -> bool:
         return self.inner.frames_grow
+
+    @property
+    def sums_by_place(self) -> bool:
+        """The same on all ranks, whatever their own machine's size."""
+        return self._largest > 2 or self.inner.sums_by_place
 
     def plan(self, layout: Layout, size: int) -> Plan:
         """Between ``size`` machines; what travels inside them takes no thin link."""

@@ -44,6 +44,10 @@ class Mixture:
     def frames_grow(self) -> bool:
         return any(member.frames_grow for member in self.members)
 
+    @property
+    def sums_by_place(self) -> bool:
+        return any(member.sums_by_place for member in self.members)
+
     def _exchanges(self, layout: Layout) -> Iterator[tuple[Aggregator, Layout]]:
         assert layout.of_methods, "the layout of a mixture comes from its method"
         return ((one, own) for one, own in zip(self.members, layout.of_methods, strict=True) if own.segments)

@@ -187,11 +187,15 @@ class Aggregator(Protocol):
 
     ``whole_model`` says that it wants every gradient of a step in one call instead of one call per bucket; ``fusible``
     that an exchange has a fixed cost, so that joining buckets may save time; ``frames_grow`` that a frame grows with
-    the model whatever the group.
+    the model whatever the group; ``sums_by_place`` that the order in which ranks are added up depends on an element's
+    place in the exchange.
     """
 
     whole_model: bool
     fusible: bool
+
+    @property
+    def sums_by_place(self) -> bool: ...
 
     @property
     def clock(self) -> Any:  # seconds: thinwire.engine.stages.Clock

@@ -120,7 +120,7 @@ class PowerSGDMean:
     """An aggregator around the hook. Its error is kept by parameter name, its factors as the hook has them."""
 
     whole_model = True
-    fusible = False
+    fusible, sums_by_place = False, False
     frames_grow = False
 
     def __init__(self, net: Net, rank: int, warmup: int) -> None:

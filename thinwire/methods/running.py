@@ -32,7 +32,7 @@ class RunningMethod:
         self._part_of: Callable[[str], Any] = inner.member_of if isinstance(inner, Mixture) else lambda name: inner
         self.aggregator: Aggregator = inner
         if nets.inside is not None and nets.groups is not None:
-            self.aggregator = Hierarchy(inner, nets.inside, ranks_a_machine=nets.own.size / len(nets.groups))
+            self.aggregator = Hierarchy(inner, nets.inside, nets.groups)
         # The parameters whose momentum, and whose weight decay, act in front of the compression.
         self.with_momentum = self._those(lambda one: one.takes_momentum(sgd))
         self.with_decay = self._those(lambda one: one.takes_weight_decay(sgd))

@@ -237,3 +237,35 @@ def test_dcp_load_into_a_smaller_group_says_what_to_call(cluster: Cluster, tmp_p
     cluster.run(refused, 3, str(tmp_path))
     for sentence in cluster.run(other_group, 2, str(tmp_path)):
         assert "world_size 3" in sentence and "load_checkpoint(folder)" in sentence
+
+
+def damaged(group: dist.ProcessGroup, folder: str, place: float) -> list[str]:
+    """Rank 1's file loses bytes around a place in it: what is said where it is loaded."""
+    one, said = One(group, "heavy", "dgc:density=0.02"), []
+    one.steps(0, 2)
+    one.save(folder)
+    one.steps(2, 3)
+    before = one.bits()
+    if dist.get_rank(group) == 1:
+        path = max(Path(folder).glob("__1_*.distcp"))
+        whole = path.read_bytes()
+        start = int(place * len(whole))
+        path.write_bytes(whole[:start] + bytes(4_000) + whole[start + 4_000 :])
+    dist.barrier(group)
+    for load in (lambda: one.wire.load_checkpoint(folder), lambda: one.load(folder)):
+        try:
+            load()
+        except BaseException as error:  # DCP's own errors are no Exceptions
+            said.append(f"{type(error).__name__}: {error}")
+        assert one.bits()[1] == before[1] and one.wire.state_dict()["step"] == 3
+    one.wire.detach()
+    return said
+
+
+@pytest.mark.parametrize("place", [0.3, 0.9])
+def test_dcp_checkpoint_that_was_damaged_is_refused_on_all_ranks(
+    cluster: Cluster, tmp_path: Path, place: float
+) -> None:
+    for rank, said in enumerate(cluster.run(damaged, 2, str(tmp_path), place)):
+        assert len(said) == 2 and said[0].startswith("ValueError: "), said
+        assert ("\n" not in said[0]) and ("on rank 1: " in said[0]) == (rank == 0), said

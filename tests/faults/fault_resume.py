@@ -20,13 +20,15 @@ import thinwire
 def kept(states: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """What a group has not applied yet, by parameter: the mean of the ranks' residuals plus the servers' errors."""
     total: dict[str, torch.Tensor] = {}
-    for state in states:
-        for name, residual in state["aggregator"].get("memory", {}).get("residual", {}).items():
+    rooms = [part["aggregator"] for state in states for key, part in state.items() if key.startswith("rank ")]
+    for room in rooms:
+        for name, residual in room.get("memory", {}).get("residual", {}).items():
             total[name] = total.get(name, torch.zeros(residual.numel(), dtype=torch.float64)) + residual / len(states)
-    for state in states:
-        served = state["aggregator"].get("collective") or {}
+    for room in rooms:
+        served = room.get("collective") or {}
+        starts = dict(served.get("starts", ()))
         for name, error in served.get("residual", {}).items():
-            start = served["starts"][name]
+            start = starts.get(name, 0)  # of zeros where nothing was served yet
             total[name][start : start + error.numel()] += error
     return total
 

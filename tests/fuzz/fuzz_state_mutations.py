@@ -117,15 +117,8 @@ class StateMutator:
         if found := self._some_vector(state):
             room, key, tensor = found
             kinds = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.complex64)
-            room[key] = self.random.choice(
-                [lambda kind=kind: tensor.to(kind) for kind in kinds]
-                + [
-                    lambda: tensor.to("meta"),
-                    lambda: tensor.to_sparse(),
-                    lambda: tensor.tolist(),
-                    lambda: tensor.numpy(),
-                ]
-            )()
+            others = (tensor.to("meta"), tensor.to_sparse(), tensor.tolist(), tensor.to(torch.float32).numpy())
+            room[key] = self.random.choice((*(tensor.to(kind) for kind in kinds), *others))
 
     def _counter(self, state: State) -> None:
         key = self.random.choice([key for key in state if not str(key).startswith("rank ")])

@@ -36,9 +36,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        token = [secrets.token_hex(4) if dist.get_rank() == 0 else ""]
-        dist.broadcast_object_list(token)
-        self.token = token[0]
+        token = torch.tensor([secrets.randbits(32)])
+        dist.broadcast(token, 0)
+        self.token = f"{int(token):08x}"
 
     def save(self, step: int, state: dict) -> None:
         folder = self.folder / f"step-{step:08}-{self.token}"
@@ -55,11 +55,16 @@ class Checkpoints:
 
     def load_newest(self) -> list[dict]:
         """All ranks' states, in rank order, of the newest whole set; [] where there is none."""
-        newest = [str(sets[-1]) if (sets := self._whole_sets()) and dist.get_rank() == 0 else ""]
-        dist.broadcast_object_list(newest)  # one rank decides, for all
-        if not newest[0]:
+        newest = torch.tensor([-1, 0])
+        if dist.get_rank() == 0 and (sets := self._whole_sets()):
+            _, step, token = sets[-1].name.split("-")
+            newest = torch.tensor([int(step), int(token, 16)])
+        dist.broadcast(newest, 0)  # one rank decides, for all
+        step, token = newest.tolist()
+        if step < 0:
             return []
-        paths = sorted(Path(newest[0]).glob("*.pt"), key=lambda path: int(path.name.split("-")[1]))
+        folder = self.folder / f"step-{step:08}-{token:08x}"
+        paths = sorted(folder.glob("*.pt"), key=lambda path: int(path.name.split("-")[1]))
         return [torch.load(path, weights_only=True) for path in paths]
 
     def _whole_sets(self) -> list[Path]:

@@ -113,11 +113,11 @@ def test_public_names_are_those_of_all_once_and_in_order() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", thinwire.__version__)
 
 
-def test_nothing_in_the_package_unpickles() -> None:
+def test_nothing_in_the_package_and_its_examples_unpickles() -> None:
     """docs/security.md promises it: frames are read with struct, texts with json."""
     modules = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
     calls = re.compile(r"(.*\.)?(\w+_object(_list)?)|torch\.load|eval|exec|__import__")
-    for path in PACKAGE.rglob("*.py"):
+    for path in [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "examples").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 assert not modules & {alias.name.split(".")[0] for alias in node.names}, f"{path}:{node.lineno}"

@@ -95,6 +95,17 @@ def test_resume_goes_on_on_the_same_network(
     assert "has 4 workers, and they can only go on as 4" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["garbage", "[]", '{"hosts": 4}', json.dumps({**THIN.as_dict(), "hosts": "four"})])
+def test_network_that_no_cluster_set_is_one_sentence(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(emulation.Links.VARIABLE, text)
+    assert cli.run(["train", "--recipe", "digits"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("thinwire: THINWIRE_LINKS is ") and said.endswith("run: unset THINWIRE_LINKS.\n"), said
+    assert said.count("\n") == 1
+
+
 @needs_hosts
 def test_run_in_a_cluster_goes_from_ctrl_c_to_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

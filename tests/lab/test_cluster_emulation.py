@@ -329,6 +329,15 @@ def test_next_cluster_removes_what_is_left_of_one_whose_keeper_was_killed() -> N
         assert owned_by(killed.pid) == []
 
 
+def test_keeper_that_is_killed_alone_ends_the_command_with_one_sentence() -> None:
+    command = started("--hosts", "2", "--", "sh", "-c", "echo ready; sleep 1", until="ready", times=2)
+    kept = [pid for pid in owned_by(command.pid) if keeper.__file__ in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(min(kept), signal.SIGKILL)  # the first: the others, which it has forked, keep the hosts
+    _, said = command.communicate(timeout=30)
+    assert said.count("\n") == 1 and "the link of host 0 is gone" in said, said
+    assert command.returncode == 2 and owned_by(command.pid) == []
+
+
 def test_two_clusters_run_at_once() -> None:
     with emulation.Cluster(2, "100mbit") as one, emulation.Cluster(2, "100mbit") as two:
         assert one.run(transfer(200_000), timeout_s=20).exit_code == 0

@@ -43,6 +43,13 @@ def test_roll_call_does_not_blame_a_rank_that_is_ahead_for_a_link() -> None:
         assert verdict.ranks == blamed and word in verdict.text, verdict
 
 
+def test_roll_call_of_ranks_that_are_all_back_knows_that_one_may_have_stood_still() -> None:
+    store = FadingStore({f"at/{rank}": note(2, 7, "exchange frames") for rank in (0, 2)})
+    store.update({f"at/{rank}": note(1, 7, "exchange frames") for rank in (0, 2)})
+    verdict = _Board(store, 1, (0, 2), 0.01, None).call_the_roll(7, "exchange frames", "timed out", None)
+    assert verdict.ranks == (0, 2) and "or a rank stood still meanwhile" in verdict.text, verdict
+
+
 def test_roll_call_whose_store_goes_away_names_its_host() -> None:
     store = FadingStore({}, lasts=4)
     store.update({"at/0": note(1, 7, "exchange frames"), "at/2": note(1, 7, "exchange frames")})

@@ -87,7 +87,7 @@ class Job:
             data=str(data.resolve()) if data is not None else None,
             settings=_settings(recipe, settings),
             out=str(out.absolute()) if out is not None else None,
-            cluster=Links.here(),
+            cluster=_network_here(),
             **others,
         )
 
@@ -151,9 +151,16 @@ def _typed(folder: Path, cluster: Links | None) -> str:
     return f"with: {shlex.join([*cluster.command, '--', *words])}"
 
 
+def _network_here() -> Links | None:
+    try:
+        return Links.here()
+    except ValueError as error:
+        raise Complaint(f"{error}.") from error
+
+
 def _same_network(config: dict[str, Any], folder: Path) -> Links | None:
     """The network here, which is the one that the run began on, or a Complaint: its curve would be of two networks."""
-    here = Links.here()
+    here = _network_here()
     try:
         begun = None if config["cluster"] is None else Links.read(config["cluster"])
     except ValueError as error:

@@ -232,8 +232,12 @@ class _Board:
             text = f"all ranks are there, but rank {rank} is at stage '{theirs}' instead"
             return _Verdict(tuple(sorted(elsewhere)), f"{text}: all ranks must make the same calls")
         if peer is not None:
-            return _Verdict((peer,), f"rank {peer} is there, but the link to it is broken or slower than the timeout")
-        return _Verdict(self.others, "all ranks are there, but a link is broken or slower than the timeout")
+            text = f"rank {peer} is there, but the link to it is broken or slower than the timeout, or it stood still"
+            return _Verdict((peer,), text)
+        text = (
+            "all ranks are there now, but a link is broken or slower than the timeout, or a rank stood still meanwhile"
+        )
+        return _Verdict(self.others, text)
 
     def _publish(self, verdict: _Verdict) -> None:
         if self.heard is None:

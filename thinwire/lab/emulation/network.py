@@ -138,8 +138,15 @@ class Network:
 
     def counters(self, rank: int) -> Counters:
         """The counters of the host's interface since the network was made."""
-        with open(f"/proc/{self._hosts[rank]}/net/dev", encoding="ascii") as file:
-            line = next(line for line in file if line.strip().startswith(f"{INTERFACE}:"))
+        lines: list[str] = []
+        with contextlib.suppress(OSError), open(f"/proc/{self._hosts[rank]}/net/dev", encoding="ascii") as file:
+            lines = [line for line in file if line.strip().startswith(f"{INTERFACE}:")]
+        if not lines:
+            raise EmulationError(
+                f"the link of host {rank} is gone, because the process that keeps the cluster's network was ended; run "
+                "the command again."
+            )
+        line = lines[0]
         numbers = [int(number) for number in line.partition(":")[2].split()]
         return Counters(numbers[8], numbers[0], numbers[9], numbers[1])
 

@@ -119,19 +119,27 @@ class Links:
     tcp: str = CUBIC  # the congestion control of the hosts' TCP
 
     VARIABLE: ClassVar[str] = "THINWIRE_LINKS"
+    _KINDS: ClassVar[dict[str, Any]] = {
+        "hosts": int, "uplink": str, "downlink": str, "latency_ms": (int, float), "slow": (list, tuple), "tcp": str,
+    }  # fmt: skip
 
     @classmethod
     def here(cls) -> Links | None:
-        """The network that this process runs on; None outside emulated clusters."""
+        """The network that this process runs on; None outside emulated clusters, a ValueError for another text."""
         text = os.environ.get(cls.VARIABLE)
-        return cls.read(json.loads(text)) if text else None
+        try:
+            return cls.read(json.loads(text)) if text else None
+        except ValueError:
+            raise ValueError(
+                f"{cls.VARIABLE} is {text!r}, which is not what thinwire cluster sets; run: unset {cls.VARIABLE}"
+            ) from None
 
     @classmethod
     def read(cls, value: Any) -> Links:
         """From what `as_dict` gave, or a ValueError."""
         names = {field.name for field in dataclasses.fields(cls)}
         whole = isinstance(value, Mapping) and set(value) == names
-        if not whole or not isinstance(value["slow"], (list, tuple)):
+        if not whole or not all(isinstance(value[name], kinds) for name, kinds in cls._KINDS.items()):
             raise ValueError(f"a cluster is described by {', '.join(sorted(names))}")
         return cls(**{**value, "slow": tuple(value["slow"]), "tcp": check_tcp(str(value["tcp"]))})
 

@@ -30,7 +30,7 @@ SIZE = 5
 CALL_TIMEOUT_S = 120.0
 COLLECTIVE_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 120.0
-MOST_THREADS = 100  # of a process: every group that a test leaves behind has threads that poll
+MOST_THREADS = 200  # of a process: every group that a test leaves behind has threads that poll
 GRACE_S = 10.0  # for the other ranks after the first exception: they may wait for the failed one for ever
 
 
@@ -115,9 +115,9 @@ class Cluster:
             self._folder = None
 
     def _start(self) -> None:
-        # A fork server imports torch, and what the constructor of DDP imports, once for all processes.
+        # A fork server imports what all processes need once: torch, what the constructor of DDP imports, thinwire.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch._dynamo"])
+        context.set_forkserver_preload(["torch", "torch._dynamo", "pytest", "thinwire.advisor.auto", "thinwire.attach"])
         self._folder = tempfile.TemporaryDirectory(prefix="cluster-")
         store = f"file://{self._folder.name}/store"
         for rank in range(self.size):

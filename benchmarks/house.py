@@ -1,6 +1,8 @@
 """Counts the state of the code's house, so that a refactoring can be shown before and after.
 
-    python benchmarks/house.py [--root CHECKOUT] [--json FILE]
+    python benchmarks/house.py [--root CHECKOUT] [--json FILE] [--before FILE]
+
+``--before`` names what --json wrote for another commit, and prints both counts side by side.
 
 Everything is found by structure, so any commit can be counted, whatever its modules are called.
 
@@ -285,6 +287,14 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
     return [[str(cell) for cell in row] for row in table]
 
 
+def beside(before: Path, found: dict[str, Any]) -> list[list[str]]:
+    """The counts of two commits in one table."""
+    other = json.loads(before.read_text())
+    both = list(zip(rows(other), rows(found), strict=True))[1:]
+    table = [["what", f"before ({other['commit']})", f"after ({found['commit']})"]]
+    return table + [[what, earlier, count] for (_, earlier, _), (what, count, _) in both]
+
+
 def stamp(root: Path) -> dict[str, str]:
     """What was counted, when and with what."""
     command = ["git", "describe", "--always", "--dirty=+"]
@@ -298,6 +308,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to count; default: this one")
     parser.add_argument("--method", nargs=2, metavar=("CLASS", "NAME"), default=A_METHOD, help="that files may name")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--before", type=Path, help="counts of another commit, to be printed beside these")
     options = parser.parse_args()
     root = options.root.resolve()
     if not (root / PACKAGE).is_dir():
@@ -306,7 +317,7 @@ def main() -> None:
         found = {**stamp(root), **count(root, tuple(options.method)), "hops": hops.count(root)}
     except (ValueError, RuntimeError) as problem:
         sys.exit(str(problem))
-    print(markdown(rows(found)), end="")
+    print(markdown(beside(options.before, found) if options.before else rows(found)), end="")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

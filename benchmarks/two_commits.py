@@ -76,11 +76,12 @@ def main() -> None:
     parser.add_argument("--model", default="vgg16")
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--row-seconds", default="15", help="of a method in a turn, at most")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     methods = given.methods.replace(";", ",")
     arguments = ["--hosts", given.hosts, "--rate", given.rate, "--model", given.model, "--methods", methods]
-    arguments += ["--no-predict", "--rounds", "1"]
+    arguments += ["--no-predict", "--rounds", "1", "--row-seconds", given.row_seconds]
     trees = {"before": given.before.resolve(), "after": given.after.resolve()}
     turns: dict[str, dict[tuple[str, str], list[Row]]] = {name: defaultdict(list) for name in trees}
     for turn in range(given.turns):

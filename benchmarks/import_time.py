@@ -1,6 +1,6 @@
 """How long `import thinwire` takes beside `import torch`: fresh processes that take turns.
 
-    python benchmarks/import_time.py [--turns 20]
+python benchmarks/import_time.py [--turns 20]
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ PACKAGE = Path(thinwire.__file__).parent
 
 # From the ground up: a room may import from its own line and from the lines above it.
 LAYERS = [
-    {"errors", "stats", "starting", "torch_private"},
+    {"errors", "stats", "ctrl_c", "torch_private"},
     {"kernels"},
     {"transport"},
     {"engine"},

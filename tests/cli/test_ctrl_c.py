@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from thinwire.starting import LAUNCHER, LOCAL, is_silent
+from thinwire.ctrl_c import LAUNCHER, LOCAL, is_silent
 
 # Python runs this first: the process gets its signal at the moment it begins to import a module.
 SIGNAL_AT_IMPORT = """

@@ -16,7 +16,7 @@ from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
 from thinwire.methods import DGC, GradientDropping
-from thinwire.methods.parts import gathered_codec
+from thinwire.methods.shared_parts import gathered_codec
 
 CPU = torch.device("cpu")
 RESNET50 = 25_557_032

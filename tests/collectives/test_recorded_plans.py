@@ -17,14 +17,14 @@ from thinwire.advisor.cost.steps import fuses
 from thinwire.advisor.link import Link
 from thinwire.advisor.profile import frames_grow
 from thinwire.collectives import AllGather
-from thinwire.collectives.stateless import StatelessCollective
+from thinwire.collectives.stateless_collective import StatelessCollective
 from thinwire.compressors import TopK
 from thinwire.engine.aggregators import Exchange
 from thinwire.engine.hierarchy import Hierarchy
-from thinwire.engine.plan import Budget, NoPlan
+from thinwire.engine.traffic_plan import Budget, NoPlan
 from thinwire.lab import peers
 from thinwire.methods import parse_method
-from thinwire.methods.parts import gathered_codec
+from thinwire.methods.shared_parts import gathered_codec
 from thinwire.transport import ThreadNet, ThreadWorld
 
 ROWS = [("a.weight", 0, torch.Size([64, 300])), ("a.bias", 1, torch.Size([64])), ("b.weight", 2, torch.Size([9000, 4])),

@@ -132,7 +132,7 @@ from everyother import OneParity
 from thinwire.codecs import SparseCodec
 from thinwire.collectives import AllGather
 from thinwire.engine.aggregators import Exchange
-from thinwire.engine.gradients import as_flat
+from thinwire.engine.flat_gradient import as_flat
 from thinwire.engine.named_state import StateKind
 from thinwire.memory.base import StatefulMemory
 

@@ -8,9 +8,9 @@ from generators import torch_generator_untouched  # noqa: F401  every test of th
 from torch import Tensor
 
 from thinwire.codecs import SparseCodec
-from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
+from thinwire.engine.nonfinite_alarm import Alarm
 from thinwire.engine.payloads import Accepted, Signs, Sparse, Ternary
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs import SparseCodec, TernaryCodec
-from thinwire.collectives.shards import shards
+from thinwire.collectives.serving_shards import shards
 from thinwire.compressors import Ternarize
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import thinwire
-from thinwire.collectives import shards
+from thinwire.collectives import serving_shards as shards
 from thinwire.kernels import reference
 from thinwire.kernels.reference import quantization
 from thinwire.kernels.uploads import once_a_thread, upload

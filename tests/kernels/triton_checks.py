@@ -18,9 +18,9 @@ from thinwire import kernels
 from thinwire.codecs import SparseCodec, TernaryCodec
 from thinwire.codecs.frame import is_finished
 from thinwire.compressors import TopK
-from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
+from thinwire.engine.nonfinite_alarm import Alarm
 from thinwire.engine.payloads import Sparse, Ternary, TernaryDraw
 from thinwire.kernels import gpu, reference
 from thinwire.kernels.gpu import ternary

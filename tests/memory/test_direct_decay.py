@@ -11,7 +11,7 @@ from thinwire.collectives import VoteServer
 from thinwire.compressors import Sign
 from thinwire.engine.aggregators import Exchange
 from thinwire.engine.context import ExchangeContext, Hyper
-from thinwire.engine.results import Base
+from thinwire.engine.group_mean import Base
 from thinwire.kernels import native, reference
 from thinwire.kernels.native import library
 from thinwire.memory import MomentumCorrection

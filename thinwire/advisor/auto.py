@@ -15,7 +15,7 @@ from thinwire.advisor.advice import Advice, advise_from, compared, planned, with
 from thinwire.advisor.cost import Workload
 from thinwire.advisor.link import measure_link
 from thinwire.advisor.profile import Profile, buckets_of, measure_exchange
-from thinwire.edges.own_hook import OwnHook
+from thinwire.edges.uncopied_hook import OwnHook
 from thinwire.edges.wire import Wire
 from thinwire.methods import Method, parse_method
 from thinwire.reducer.setup import method_of

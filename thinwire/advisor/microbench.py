@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.collectives.shards import WHOLE_BELOW
+from thinwire.collectives.serving_shards import WHOLE_BELOW
 from thinwire.engine.layout import Layout
 from thinwire.methods import Method
 from thinwire.methods.base import Rows

@@ -21,7 +21,7 @@ from thinwire.advisor.cost.steps import BUCKET, FIRST_BUCKET
 from thinwire.advisor.link import Link, measure_link, meet, slowest_s
 from thinwire.advisor.microbench import DryRun, ExchangeBenchmark
 from thinwire.engine.layout import Layout
-from thinwire.engine.plan import all_reduce
+from thinwire.engine.traffic_plan import all_reduce
 from thinwire.methods import Method
 from thinwire.methods.base import Rows
 from thinwire.torch_private import bucket_assignment

@@ -23,7 +23,7 @@ from thinwire.checkpoint.contents import check_contents, plain_part, rows_of, se
 from thinwire.checkpoint.memory_order import in_order_of
 from thinwire.checkpoint.reshard import check_complete, reshard, without_servers
 from thinwire.engine.named_state import KeptVector, StateKind
-from thinwire.methods.running import RunningMethod
+from thinwire.methods.running_method import RunningMethod
 from thinwire.methods.spec import split_items
 
 STATE_FORMAT = 4

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from thinwire import starting
+from thinwire import ctrl_c
 from thinwire.cli._text import room, wrapped
 
 LAB = ("typer", "rich")  # what every verb needs and the library does not
@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
         return complain(f"the command needs {' and '.join(missing)}: pip install 'thinwire[lab]'.", 2)
     from thinwire.cli import _verbs  # torch: seconds
 
-    starting.started()
+    ctrl_c.started()
     return _verbs.run(arguments)
 
 
@@ -33,7 +33,7 @@ def complain(sentence: str, exit_code: int) -> int:
     """Say on stderr why the command ends."""
     # Under torchrun every rank finds the same mistake: rank 0 says so, and the others wait a little with ending,
     # because torchrun stops all that are left when the first one ends. A failure (1) can be that of one rank alone.
-    if starting.is_silent() and exit_code != 1:
+    if ctrl_c.is_silent() and exit_code != 1:
         time.sleep(1)
         return exit_code
     print(wrapped(f"thinwire: {sentence}", room(sys.stderr)), file=sys.stderr, flush=True)
@@ -45,8 +45,8 @@ def complain(sentence: str, exit_code: int) -> int:
 def main() -> None:
     """The entry point of the installed command."""
     try:
-        starting.expect_ctrl_c()
+        ctrl_c.expect_ctrl_c()
         exit_code = run(sys.argv[1:])
     except KeyboardInterrupt:  # right before or after the command
-        exit_code = complain(starting.CTRL_C, 130)
+        exit_code = complain(ctrl_c.CTRL_C, 130)
     sys.exit(exit_code)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import thinwire
-from thinwire import kernels, starting
+from thinwire import ctrl_c, kernels
 from thinwire.cli import _complaints, advise, bench, cluster, complain, info, report, train
 from thinwire.cli._help import Command, Group
 
@@ -61,4 +61,4 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return complain(starting.CTRL_C, 130)
+        return complain(ctrl_c.CTRL_C, 130)

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import thinwire
-from thinwire import starting
+from thinwire import ctrl_c
 from thinwire.cli._complaints import Complaint, Failure, Interrupted, network_sentence
 from thinwire.cli._job import Job
 from thinwire.cli._session import BadJob, Place, train_all, train_in_threads
@@ -46,18 +46,18 @@ class Trouble:
 
 def joined_world() -> int | None:
     """The number of processes when a launcher such as torchrun started this one, else None."""
-    missing = [name for name in starting.LAUNCHER if name not in os.environ]
+    missing = [name for name in ctrl_c.LAUNCHER if name not in os.environ]
     if "RANK" in missing and "WORLD_SIZE" in missing:
         return None
     if missing:
-        there = next(name for name in starting.LAUNCHER[:2] if name not in missing)
+        there = next(name for name in ctrl_c.LAUNCHER[:2] if name not in missing)
         are = "is" if len(missing) == 1 else "are"
         raise Complaint(
             f"{there} is set, as a launcher does, but {' and '.join(missing)} {are} not; "
             f"start this with torchrun, or unset {there} to start local workers."
         )
     numbers = {}
-    for name in ("WORLD_SIZE", "RANK", "MASTER_PORT", *(n for n in starting.LOCAL if n in os.environ)):
+    for name in ("WORLD_SIZE", "RANK", "MASTER_PORT", *(n for n in ctrl_c.LOCAL if n in os.environ)):
         text = os.environ[name]
         if not text.strip().isdecimal():
             raise Complaint(f"{name} must be a whole number, not '{text}'.")

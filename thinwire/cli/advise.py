@@ -13,7 +13,7 @@ import torch.distributed as dist
 import typer
 from torch import nn
 
-from thinwire import starting
+from thinwire import ctrl_c
 from thinwire.advisor.advice import Advice, advise_offline
 from thinwire.advisor.advice import advise as advise_online
 from thinwire.advisor.cost import Workload
@@ -82,7 +82,7 @@ def advise(
         advice = _online(model, recipe, optimizer, specs, world, given=(params, compute_ms, hosts, rate))
     else:
         advice = _offline(params, compute_ms, hosts, rate, latency_ms, model, recipe, optimizer, specs)
-    if not starting.is_silent():
+    if not ctrl_c.is_silent():
         typer.echo("\n".join(wrapped(line, room()) for line in advice.text(room()).splitlines()))
         write_json(
             json_file,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire import starting
+from thinwire import ctrl_c
 from thinwire.cli import _complaints, _workers
 from thinwire.cli._display import display_for, show_table
 from thinwire.cli._environment import num_cores
@@ -106,7 +106,7 @@ def train(
         raise _complaints.Complaint(f"--in-process makes its own workers, but {joined} processes were started.")
     if joined is not None and workers not in (None, joined):
         raise _complaints.Complaint(f"--workers {workers} does not fit the {joined} processes that were started.")
-    shows = not starting.is_silent()  # this process owns the terminal and the run folder
+    shows = not ctrl_c.is_silent()  # this process owns the terminal and the run folder
     folder = RunFolder(job, num_workers) if job.out and shows else None
     _run(job, num_workers, joined is not None, shows, folder)
 

@@ -19,8 +19,8 @@ from thinwire.codecs.frame import (
     header_words,
     open_frame,
 )
-from thinwire.engine.alarm import QUIET, Alarm
 from thinwire.engine.context import ExchangeContext
+from thinwire.engine.nonfinite_alarm import QUIET, Alarm
 from thinwire.engine.payloads import Signs, SignsOf, Ternary, TernaryDraw
 from thinwire.errors import FrameError
 from thinwire.kernels import Runs, encode_ternary_frame, on_gpu, sum_trits, write_levels

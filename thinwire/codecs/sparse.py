@@ -33,8 +33,8 @@ from thinwire.codecs.indices import (
     take_rice,
 )
 from thinwire.codecs.values import VALUE_CODES, decode_values, encode_values, value_sections_nbytes
-from thinwire.engine.alarm import QUIET, Alarm
 from thinwire.engine.context import ExchangeContext
+from thinwire.engine.nonfinite_alarm import QUIET, Alarm
 from thinwire.engine.payloads import Sparse, Spread
 from thinwire.engine.workspace import BACK, FRONT, Workspace
 from thinwire.errors import FrameError

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from thinwire.codecs import SparseCodec
 from thinwire.codecs.frame import is_finished
-from thinwire.collectives.stateless import StatelessCollective
-from thinwire.engine.alarm import Alarm
+from thinwire.collectives.stateless_collective import StatelessCollective
 from thinwire.engine.context import ExchangeContext
+from thinwire.engine.group_mean import Base, SparseResult, WrittenResult, add_entries, write_tail
 from thinwire.engine.layout import Layout
+from thinwire.engine.nonfinite_alarm import Alarm
 from thinwire.engine.payloads import Accepted, Sparse
-from thinwire.engine.plan import Budget, Plan, all_gather
 from thinwire.engine.protocols import Collected
-from thinwire.engine.results import Base, SparseResult, WrittenResult, add_entries, write_tail
+from thinwire.engine.traffic_plan import Budget, Plan, all_gather
 from thinwire.engine.workspace import BACK, Workspace
 from thinwire.transport import Net
 

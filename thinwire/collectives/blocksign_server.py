@@ -12,14 +12,14 @@ from thinwire.codecs import FloatsCodec, SignsCodec
 from thinwire.codecs.dense import count_blocks
 from thinwire.codecs.frame import Decoded
 from thinwire.collectives.server import Server, decode_frames, read_floats
-from thinwire.collectives.shards import Shard, block_scales, served_by, worker_runs
+from thinwire.collectives.serving_shards import Shard, block_scales, served_by, worker_runs
 from thinwire.compressors.blocksign import cut_into_blocks
-from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.named_state import RESIDUAL, NamedState, StateKind
+from thinwire.engine.nonfinite_alarm import Alarm
 from thinwire.engine.payloads import Signs, SignsOf
-from thinwire.engine.plan import Budget, share
+from thinwire.engine.traffic_plan import Budget, share
 from thinwire.kernels import add_mean_of_signs, sign_scales, write_signs
 from thinwire.memory import RateRatio
 

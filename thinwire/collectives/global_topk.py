@@ -22,14 +22,14 @@ from torch import Tensor
 
 from thinwire.codecs import SignsCodec, SparseCodec
 from thinwire.codecs.sparse import Room
-from thinwire.collectives.stateless import StatelessCollective
-from thinwire.engine.alarm import Alarm
+from thinwire.collectives.stateless_collective import StatelessCollective
 from thinwire.engine.context import ExchangeContext
+from thinwire.engine.group_mean import Base, SparseResult
 from thinwire.engine.layout import Layout
+from thinwire.engine.nonfinite_alarm import Alarm
 from thinwire.engine.payloads import Accepted, Signs, Sparse
-from thinwire.engine.plan import Budget, Plan
 from thinwire.engine.protocols import Collected
-from thinwire.engine.results import Base, SparseResult
+from thinwire.engine.traffic_plan import Budget, Plan
 from thinwire.engine.workspace import BACK, FRONT, Workspace
 from thinwire.kernels import Entries, keep_masked, mask_contained, merge_topk, union_add
 from thinwire.transport import Net

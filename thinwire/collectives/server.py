@@ -15,15 +15,15 @@ from torch import Tensor
 
 from thinwire.codecs import FloatsCodec
 from thinwire.codecs.frame import Decoded
-from thinwire.collectives.shards import Shard, shards
-from thinwire.collectives.stateless import StatelessCollective
-from thinwire.engine.alarm import Alarm
+from thinwire.collectives.serving_shards import Shard, shards
+from thinwire.collectives.stateless_collective import StatelessCollective
 from thinwire.engine.context import ExchangeContext
+from thinwire.engine.group_mean import ZEROS, Base, DenseResult, WrittenResult
 from thinwire.engine.layout import Layout
+from thinwire.engine.nonfinite_alarm import Alarm
 from thinwire.engine.payloads import Accepted
-from thinwire.engine.plan import Budget, Plan, all_gather, all_to_all
 from thinwire.engine.protocols import Collected
-from thinwire.engine.results import ZEROS, Base, DenseResult, WrittenResult
+from thinwire.engine.traffic_plan import Budget, Plan, all_gather, all_to_all
 from thinwire.transport import Net
 
 

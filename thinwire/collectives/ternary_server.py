@@ -10,12 +10,12 @@ from torch import Tensor
 from thinwire.codecs import FloatsCodec, LevelsCodec, TernaryCodec
 from thinwire.codecs.frame import Decoded
 from thinwire.collectives.server import Server, decode_frames, read_floats
-from thinwire.collectives.shards import Shard, piece_scales
-from thinwire.engine.alarm import Alarm
+from thinwire.collectives.serving_shards import Shard, piece_scales
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
+from thinwire.engine.nonfinite_alarm import Alarm
 from thinwire.engine.payloads import TernaryDraw
-from thinwire.engine.plan import Budget, share
+from thinwire.engine.traffic_plan import Budget, share
 
 
 class TernaryServer(Server):

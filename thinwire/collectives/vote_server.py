@@ -11,12 +11,12 @@ from thinwire.codecs import SignsCodec
 from thinwire.codecs.dense import count_blocks
 from thinwire.codecs.frame import Decoded
 from thinwire.collectives.server import Server, decode_frames
-from thinwire.collectives.shards import Shard
-from thinwire.engine.alarm import Alarm
+from thinwire.collectives.serving_shards import Shard
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
+from thinwire.engine.nonfinite_alarm import Alarm
 from thinwire.engine.payloads import Signs
-from thinwire.engine.plan import Budget, share
+from thinwire.engine.traffic_plan import Budget, share
 from thinwire.kernels import coins, stream_key, write_signs
 
 VOTE_RANK = 0xFFFFFFFF  # the "rank" whose random stream breaks ties of a vote, wherever it is counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient
+from thinwire.engine.flat_gradient import Gradient
 
 
 class PlainCompressor:

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from thinwire.compressors.base import PlainCompressor
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.hints import Candidates
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs, SignsOf
-from thinwire.engine.plan import Budget
+from thinwire.engine.topk_hint import Candidates
+from thinwire.engine.traffic_plan import Budget
 from thinwire.kernels import Runs, blockwise_sign, on_gpu, sign_scales
 
 

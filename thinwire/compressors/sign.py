@@ -9,11 +9,11 @@ from torch import Tensor
 
 from thinwire.compressors.base import PlainCompressor
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient, as_flat
-from thinwire.engine.hints import Candidates
+from thinwire.engine.flat_gradient import Gradient, as_flat
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs
-from thinwire.engine.plan import Budget
+from thinwire.engine.topk_hint import Candidates
+from thinwire.engine.traffic_plan import Budget
 from thinwire.kernels import coins, stream_key
 
 

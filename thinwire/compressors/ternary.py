@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient
-from thinwire.engine.hints import Candidates
+from thinwire.engine.flat_gradient import Gradient
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import TernaryDraw
-from thinwire.engine.plan import Budget
+from thinwire.engine.topk_hint import Candidates
+from thinwire.engine.traffic_plan import Budget
 from thinwire.kernels import clipped_scalers, stream_key
 
 

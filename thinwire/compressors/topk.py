@@ -9,11 +9,11 @@ from torch import Tensor
 
 from thinwire.compressors.quotas import quotas, spread_of
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.hints import Candidates, SearchBuffers, TopKHint
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
-from thinwire.engine.plan import Budget
 from thinwire.engine.schedules import Schedule
+from thinwire.engine.topk_hint import Candidates, SearchBuffers, TopKHint
+from thinwire.engine.traffic_plan import Budget
 from thinwire.engine.workspace import Workspace
 from thinwire.kernels import (
     device_topk,

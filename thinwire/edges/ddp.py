@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.edges.own_hook import OwnHook
+from thinwire.edges.uncopied_hook import OwnHook
 from thinwire.engine.worker import Bucket
 from thinwire.errors import DetachedError
 from thinwire.torch_private import (

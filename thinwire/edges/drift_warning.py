@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.edges.own_hook import OwnHook
+from thinwire.edges.uncopied_hook import OwnHook
 from thinwire.monitor.user_warning import line_of_user, warn_user
 
 EVALUATED = (

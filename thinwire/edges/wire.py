@@ -19,8 +19,8 @@ from thinwire.edges.ddp import Router, router_of
 from thinwire.edges.drift_warning import DriftWarning
 from thinwire.edges.fixed_buckets import FixedBuckets
 from thinwire.edges.forward_checks import ForwardChecks
-from thinwire.edges.open_step import EnteringOpenStep, Held, OpenStep
-from thinwire.edges.own_hook import OwnHook
+from thinwire.edges.several_backwards import EnteringOpenStep, Held, OpenStep
+from thinwire.edges.uncopied_hook import OwnHook
 from thinwire.engine.context import Hyper
 from thinwire.engine.optimizer import OptimizerView
 from thinwire.engine.worker import Bucket

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.exchange import exchange
-from thinwire.engine.gradients import coded_part
+from thinwire.engine.exchange_parts import Clock, Stages
+from thinwire.engine.flat_gradient import coded_part
 from thinwire.engine.layout import Layout
 from thinwire.engine.local_gradients import LOCAL_MODES, NoLocalGradients
 from thinwire.engine.named_state import KeptVector, StateKind
 from thinwire.engine.norms import UNMEASURED, Measured
-from thinwire.engine.plan import Budget, NoPlan, Plan, all_gather, all_reduce, all_to_all, share
 from thinwire.engine.protocols import Collective, Compressor, Memory
-from thinwire.engine.stages import Clock, Stages
+from thinwire.engine.traffic_plan import Budget, NoPlan, Plan, all_gather, all_reduce, all_to_all, share
 from thinwire.engine.workspace import Workspace
 from thinwire.transport import Net
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import coded_part
+from thinwire.engine.exchange_parts import Stages, Stopwatch
+from thinwire.engine.flat_gradient import coded_part
+from thinwire.engine.group_mean import Base
 from thinwire.engine.norms import UNMEASURED, Measured
-from thinwire.engine.results import Base
-from thinwire.engine.stages import Stages, Stopwatch
 
 
 def exchange(

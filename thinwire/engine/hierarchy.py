@@ -15,8 +15,8 @@ from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.named_state import KeptVector, StateKind
 from thinwire.engine.norms import UNMEASURED, Measured
-from thinwire.engine.plan import Plan
 from thinwire.engine.protocols import Aggregator
+from thinwire.engine.traffic_plan import Plan
 from thinwire.errors import ExchangeError, NonFiniteError
 from thinwire.kernels import first_nonfinite
 from thinwire.transport import Net

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient, as_flat
+from thinwire.engine.flat_gradient import Gradient, as_flat
+from thinwire.engine.group_mean import DenseResult, Result, SparseResult, WrittenResult, add_entries
 from thinwire.engine.payloads import Accepted, Sparse
-from thinwire.engine.results import DenseResult, Result, SparseResult, WrittenResult, add_entries
 from thinwire.transport import Net
 from thinwire.transport.failures import ENTERED
 

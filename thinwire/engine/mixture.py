@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
+from thinwire.engine.exchange_parts import Clock
 from thinwire.engine.layout import Layout
 from thinwire.engine.named_state import KeptVector, StateKind
 from thinwire.engine.norms import UNMEASURED, Measured
-from thinwire.engine.plan import Plan
 from thinwire.engine.protocols import Aggregator
-from thinwire.engine.stages import Clock
+from thinwire.engine.traffic_plan import Plan
 
 ROOMS = ("memory", "collective")  # whose vectors and numbers belong to parameters
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from thinwire.engine.gradients import Gradient, as_flat
+from thinwire.engine.flat_gradient import Gradient, as_flat
 
 
 class Unmeasured:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.engine.context import Hyper
 from thinwire.engine.layout import flat_like, shaped_like
-from thinwire.engine.switched_off import SwitchedOff
+from thinwire.engine.momentum_switched_off import SwitchedOff
 
 RATE_ONE = Hyper(lr=1.0)
 

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from thinwire.engine.alarm import Alarm
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient
-from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.flat_gradient import Gradient
+from thinwire.engine.group_mean import Base, Result
 from thinwire.engine.layout import Layout
 from thinwire.engine.named_state import KeptVector, NamedState, StateKind
+from thinwire.engine.nonfinite_alarm import Alarm
 from thinwire.engine.norms import UNMEASURED, Measured
 from thinwire.engine.payloads import Accepted
-from thinwire.engine.plan import Budget, Plan
-from thinwire.engine.results import Base, Result
+from thinwire.engine.topk_hint import Candidates, TopKHint
+from thinwire.engine.traffic_plan import Budget, Plan
 from thinwire.transport import Net
 
 
@@ -198,7 +198,7 @@ class Aggregator(Protocol):
     def sums_by_place(self) -> bool: ...
 
     @property
-    def clock(self) -> Any:  # seconds: thinwire.engine.stages.Clock
+    def clock(self) -> Any:  # seconds: thinwire.engine.exchange_parts.Clock
         ...
 
     @property

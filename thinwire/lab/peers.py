@@ -19,12 +19,12 @@ from torch import Tensor
 
 from thinwire.engine.aggregators import write_flat
 from thinwire.engine.context import ExchangeContext
+from thinwire.engine.exchange_parts import Clock
 from thinwire.engine.layout import Layout
 from thinwire.engine.named_state import RESIDUAL, KeptVector, StateKind
 from thinwire.engine.norms import UNMEASURED, Measured
-from thinwire.engine.plan import NoPlan, Plan
 from thinwire.engine.protocols import Aggregator
-from thinwire.engine.stages import Clock
+from thinwire.engine.traffic_plan import NoPlan, Plan
 from thinwire.methods import METHODS, Dense, Method, parse_method
 from thinwire.transport import Net
 

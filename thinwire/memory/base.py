@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.flat_gradient import Gradient, as_parts
 from thinwire.engine.named_state import NamedState, StateKind
 from thinwire.engine.payloads import Accepted
+from thinwire.engine.topk_hint import Candidates, TopKHint
 from thinwire.kernels import accumulate
-from thinwire.memory.rates import RateRatio
+from thinwire.memory.learning_rates import RateRatio
 
 
 class StatefulMemory:

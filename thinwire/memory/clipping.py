@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.flat_gradient import Gradient, as_parts
 from thinwire.engine.protocols import Memory
+from thinwire.engine.topk_hint import Candidates, TopKHint
 
 
 class LocalClipping:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient
-from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.flat_gradient import Gradient
 from thinwire.engine.named_state import RESIDUAL
 from thinwire.engine.payloads import Accepted
+from thinwire.engine.topk_hint import Candidates, TopKHint
 from thinwire.memory.base import StatefulMemory
 
 

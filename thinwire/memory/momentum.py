@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient, as_flat, as_parts
-from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.flat_gradient import Gradient, as_flat, as_parts
 from thinwire.engine.named_state import RESIDUAL, VELOCITY
 from thinwire.engine.payloads import Accepted
+from thinwire.engine.topk_hint import Candidates, TopKHint
 from thinwire.kernels import zero_at
 from thinwire.memory.base import StatefulMemory, undo_decay
-from thinwire.memory.rates import RateRatio
+from thinwire.memory.learning_rates import RateRatio
 
 
 def apply_momentum(

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient, as_parts
-from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.flat_gradient import Gradient, as_parts
 from thinwire.engine.named_state import NamedState
 from thinwire.engine.payloads import Accepted
+from thinwire.engine.topk_hint import Candidates, TopKHint
 from thinwire.kernels import watch
 
 

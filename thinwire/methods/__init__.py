@@ -5,7 +5,7 @@ Every option is keyword-only and checked when the object is made; ``parse_method
 
 from __future__ import annotations
 
-from thinwire.methods.advised import Advised
+from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method
 from thinwire.methods.blocksign import BlockSign
 from thinwire.methods.dense import Dense

@@ -12,7 +12,7 @@ import torch
 
 from thinwire.engine.layout import Layout
 from thinwire.engine.protocols import Aggregator
-from thinwire.methods.advised import Advised
+from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.spec import no_option, read_options, spell
 from thinwire.transport import Net
 

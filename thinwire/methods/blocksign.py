@@ -10,7 +10,7 @@ from thinwire.compressors import BlockSigns
 from thinwire.engine.aggregators import Exchange
 from thinwire.engine.protocols import Aggregator
 from thinwire.memory import RescaledError
-from thinwire.methods.advised import EXCLUDE, UNMEASURED, Advised
+from thinwire.methods.adviser_traits import EXCLUDE, UNMEASURED, Advised
 from thinwire.methods.base import Method
 from thinwire.methods.options import (
     check_bool,
@@ -21,8 +21,8 @@ from thinwire.methods.options import (
     one_of,
     require,
 )
-from thinwire.methods.parts import clipped
 from thinwire.methods.registry import method
+from thinwire.methods.shared_parts import clipped
 from thinwire.transport import Net
 
 

@@ -10,7 +10,7 @@ import torch
 
 from thinwire.engine.aggregators import DenseMean
 from thinwire.engine.protocols import Aggregator
-from thinwire.methods.advised import Advised
+from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method
 from thinwire.methods.options import one_of
 from thinwire.methods.registry import method

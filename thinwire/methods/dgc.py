@@ -12,11 +12,11 @@ from thinwire.engine.aggregators import Exchange
 from thinwire.engine.protocols import Aggregator
 from thinwire.engine.schedules import ExponentialWarmup
 from thinwire.engine.workspace import Workspace
-from thinwire.methods.advised import WARMUP, Advised
+from thinwire.methods.adviser_traits import WARMUP, Advised
 from thinwire.methods.base import Method
 from thinwire.methods.options import Warmup, check_bool, check_corrected, check_sparse, one_of, schedule_of
-from thinwire.methods.parts import clipped, gathered_codec, momentum_memory
 from thinwire.methods.registry import method
+from thinwire.methods.shared_parts import clipped, gathered_codec, momentum_memory
 from thinwire.transport import Net
 
 

@@ -15,11 +15,11 @@ from thinwire.engine.protocols import Aggregator
 from thinwire.engine.schedules import DropRatioWarmup
 from thinwire.engine.workspace import Workspace
 from thinwire.memory import ErrorFeedback, MomentumCorrection
-from thinwire.methods.advised import Advised
+from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method
 from thinwire.methods.options import Warmup, check_bool, check_sparse, is_count, one_of, require, schedule_of
-from thinwire.methods.parts import clipped, gathered_codec
 from thinwire.methods.registry import method
+from thinwire.methods.shared_parts import clipped, gathered_codec
 from thinwire.transport import Net
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from thinwire.engine.aggregators import NoopMean
 from thinwire.engine.protocols import Aggregator
-from thinwire.methods.advised import Advised
+from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method
 from thinwire.methods.registry import method
 from thinwire.transport import Net

@@ -12,7 +12,7 @@ import torch
 from thinwire.engine.layout import Layout
 from thinwire.engine.mixture import Mixture
 from thinwire.engine.protocols import Aggregator
-from thinwire.methods.advised import Advised
+from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method, Rows, some_names
 from thinwire.methods.dgc import DGC
 from thinwire.methods.options import require

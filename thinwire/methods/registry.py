@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from thinwire.methods.advised import UNMEASURED
+from thinwire.methods.adviser_traits import UNMEASURED
 from thinwire.methods.base import Method
 from thinwire.methods.spec import read_method
 

@@ -10,7 +10,7 @@ from thinwire.compressors import Ternarize
 from thinwire.engine.aggregators import Exchange
 from thinwire.engine.protocols import Aggregator
 from thinwire.memory import NoMemory
-from thinwire.methods.advised import EXCLUDE, Advised
+from thinwire.methods.adviser_traits import EXCLUDE, Advised
 from thinwire.methods.base import Method
 from thinwire.methods.options import (
     check_bool,

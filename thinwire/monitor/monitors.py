@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from thinwire.engine.norms import UNMEASURED, Measured, Norms
-from thinwire.methods.running import RunningMethod
+from thinwire.methods.running_method import RunningMethod
 from thinwire.monitor.health import Guard, Health, measured_health
 from thinwire.monitor.replicas import GO_BACK, check_replicas
 from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import StragglerMonitor
 from thinwire.monitor.user_warning import warn_user
 from thinwire.transport import overhead
-from thinwire.transport.nets import Nets
+from thinwire.transport.reducer_nets import Nets
 
 
 class Monitors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from thinwire.methods import Dense, Method
-from thinwire.methods.running import RunningMethod
+from thinwire.methods.running_method import RunningMethod
 from thinwire.stats import Stats
 
 log = logging.getLogger("thinwire")

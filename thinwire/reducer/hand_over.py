@@ -10,9 +10,9 @@ from torch import Tensor
 from thinwire.engine.layout import shaped_like
 from thinwire.engine.local_gradients import average_parameters
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
-from thinwire.methods.running import RunningMethod
+from thinwire.methods.running_method import RunningMethod
 from thinwire.transport import overhead
-from thinwire.transport.nets import Nets
+from thinwire.transport.reducer_nets import Nets
 
 
 class HandOver:

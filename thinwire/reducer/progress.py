@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from thinwire.engine.stages import Clock
+from thinwire.engine.exchange_parts import Clock
 
 
 @dataclass

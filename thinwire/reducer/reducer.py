@@ -23,12 +23,12 @@ from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
 from thinwire.engine.worker import Worker
 from thinwire.errors import UNCOPIED, DetachedError
 from thinwire.methods import Method
-from thinwire.methods.running import RunningMethod
+from thinwire.methods.running_method import RunningMethod
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.monitors import Monitors
 from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import SAMPLE_EVERY
-from thinwire.reducer.entering import Entering
+from thinwire.reducer.entering_gradients import Entering
 from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
 from thinwire.reducer.progress import Progress
@@ -37,7 +37,7 @@ from thinwire.reducer.states import agreed_state, state_of, state_of_all
 from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats
 from thinwire.transport import Net, overhead
-from thinwire.transport.arrival import agree_to_attach
+from thinwire.transport.attach_roll_call import agree_to_attach
 from thinwire.transport.groups import check_agreement
 
 

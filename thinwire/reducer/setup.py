@@ -15,7 +15,7 @@ from thinwire.engine.optimizer import NoOptimizer, OptimizerView
 from thinwire.methods import Method, parse_method
 from thinwire.methods.registry import for_other_optimizers
 from thinwire.transport import TorchNet
-from thinwire.transport.nets import GroupNets, Nets
+from thinwire.transport.reducer_nets import GroupNets, Nets
 
 HierarchySpec = str | int | Sequence[Sequence[int]] | None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire.checkpoint.format import STATE_FORMAT, StateShape, pack, state_for
 from thinwire.checkpoint.gathering import gather_parts
 from thinwire.engine.layout import memory_order
-from thinwire.methods.running import RunningMethod
+from thinwire.methods.running_method import RunningMethod
 from thinwire.monitor.replicas import check_replicas
 from thinwire.transport import overhead
 from thinwire.transport.groups import check_agreement

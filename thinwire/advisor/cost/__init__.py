@@ -20,7 +20,7 @@ from thinwire.advisor.cost.papers import (
 )
 from thinwire.advisor.cost.plans import bucket_layouts, plan_exchange
 from thinwire.advisor.cost.steps import Bucket, ExchangeCost, Prediction, Workload, predict, schedule
-from thinwire.engine.plan import Plan
+from thinwire.engine.traffic_plan import Plan
 
 __all__ = [
     "Bucket",

@@ -1,4 +1,4 @@
-"""The exchanges of a step and what they put on the busiest link: sums of what the parts state (engine/plan.py)."""
+"""The exchanges of a step and what they put on the busiest link: sums of what each part states."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from thinwire.advisor.microbench import DryNet
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.layout import Layout
-from thinwire.engine.plan import NoPlan, Plan, all_reduce
 from thinwire.engine.protocols import Aggregator
+from thinwire.engine.traffic_plan import NoPlan, Plan, all_reduce
 from thinwire.methods import Method
 from thinwire.methods.base import Rows
 

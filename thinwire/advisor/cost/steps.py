@@ -15,7 +15,7 @@ import torch
 
 from thinwire.advisor.cost.plans import exchanged_rows, layouts_of, plan_averaging, plan_exchange, planner
 from thinwire.advisor.link import Link
-from thinwire.engine.plan import Plan
+from thinwire.engine.traffic_plan import Plan
 from thinwire.methods import Method
 
 FIRST_BUCKET = 2**20  # bytes: DDP's own limits

@@ -15,7 +15,7 @@ from thinwire.engine.layout import Layout, memory_flat
 from thinwire.engine.mixture import Mixture
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods.base import Method
-from thinwire.transport.nets import Nets
+from thinwire.transport.reducer_nets import Nets
 
 
 class RunningMethod:

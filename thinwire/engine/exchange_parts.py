@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from thinwire.engine.alarm import QUIET, Alarm, device_flag
 from thinwire.engine.context import ExchangeContext
-from thinwire.engine.gradients import Gradient, tail_part
-from thinwire.engine.hints import Candidates, TopKHint
+from thinwire.engine.flat_gradient import Gradient, tail_part
 from thinwire.engine.local_gradients import LocalGradients, NoLocalGradients
+from thinwire.engine.nonfinite_alarm import QUIET, Alarm, device_flag
 from thinwire.engine.norms import Measured
 from thinwire.engine.payloads import Accepted
 from thinwire.engine.protocols import Collective, Compressor, Memory
+from thinwire.engine.topk_hint import Candidates, TopKHint
 from thinwire.engine.workspace import BACK, Workspace
 from thinwire.kernels import GRADIENT_LIMIT, first_nonfinite, on_gpu
 from thinwire.transport import Net

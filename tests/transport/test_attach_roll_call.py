@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import sentence_of
 
 import thinwire
-from thinwire.transport import arrival
-from thinwire.transport.arrival import wait_for_all
+from thinwire.transport import attach_roll_call
+from thinwire.transport.attach_roll_call import wait_for_all
 
 
 def some(group: dist.ProcessGroup) -> None:
@@ -46,15 +46,15 @@ def test_ranks_that_do_not_attach_are_named_and_may_come_later(cluster: Cluster)
 
 
 def test_waiting_is_told_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(attach_roll_call, "PATIENCE_S", 0.1)
     store, handler = dist.HashStore(), Heard()
     late = threading.Timer(0.6, lambda: wait_for_all(store, 0, 1, (0, 1), 5.0))
     late.start()
-    arrival.log.addHandler(handler)
+    attach_roll_call.log.addHandler(handler)
     try:
         wait_for_all(store, 0, 0, (0, 1), 5.0)
     finally:
-        arrival.log.removeHandler(handler)
+        attach_roll_call.log.removeHandler(handler)
     late.join()
     (sentence,) = handler.sentences
     assert "rank 0 waits for rank 1 to call thinwire.attach" in sentence

@@ -103,6 +103,10 @@ def unpack(state: object) -> list[dict[str, Any]]:
         )
     if not isinstance(state, Mapping) or not _is(state.get("format"), int) or state["format"] != STATE_FORMAT:
         raise ValueError("this is not the state_dict of a wire or reducer, or one of another format version")
+    if state.keys() == {"format", "method"}:
+        raise ValueError(
+            "the state was saved by a script without a process group, whose wire keeps nothing; go on without loading it"
+        )
     common = {key: _common(state, key) for key in COMMON}
     plain = [
         {**common, "rank": _rank_of(key), **plain_part(key, part)} for key, part in state.items() if key not in COMMON

@@ -105,7 +105,8 @@ def unpack(state: object) -> list[dict[str, Any]]:
         raise ValueError("this is not the state_dict of a wire or reducer, or one of another format version")
     if state.keys() == {"format", "method"}:
         raise ValueError(
-            "the state was saved by a script without a process group, whose wire keeps nothing; go on without loading it"
+            "the state was saved by a script without a process group, whose wire keeps nothing; go on without loading "
+            "it"
         )
     common = {key: _common(state, key) for key in COMMON}
     plain = [

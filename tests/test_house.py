@@ -108,6 +108,14 @@ def test_core_and_lab_are_told_apart(modules: house.Modules, tmp_path: Path) -> 
     assert sizes["longest_function"] == {"file": "middle.py", "function": "d", "lines": 5}
 
 
+def test_no_two_classes_of_the_package_have_one_name() -> None:
+    files: dict[str, list[str]] = {}
+    for module in house.load(house.ROOT / "thinwire").values():
+        for name in module.classes():
+            files.setdefault(name, []).append(module.path)
+    assert not {name: where for name, where in files.items() if len(where) > 1}
+
+
 def test_this_checkout_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from thinwire.engine.worker import Bucket
 
 
 @dataclass
-class Cut:
+class CutBucket:
     """A bucket whose parameters belong to several groups; complete when all of its parts are."""
 
     bucket: Bucket
@@ -28,7 +28,7 @@ class Cut:
 class BucketPart(Bucket):
     """The parameters of a bucket that belong to one group."""
 
-    cut: Cut
+    cut: CutBucket
 
     def complete(self, error: Exception | None = None) -> None:
         self.cut.parts -= 1
@@ -58,7 +58,7 @@ class FixedBuckets(EachBucket):
         places: dict[int, list[int]] = {}  # in the bucket, by group
         for place, ordinal in enumerate(bucket.ordinals):
             places.setdefault(self._group_of[ordinal], []).append(place)
-        cut, complete = Cut(bucket, len(places)), []
+        cut, complete = CutBucket(bucket, len(places)), []
         for group, own in sorted(places.items()):
             self._parts[group].append(
                 BucketPart(

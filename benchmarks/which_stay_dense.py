@@ -15,7 +15,7 @@ from torch import nn
 
 from thinwire.lab.recipes.cifar10 import Cifar10
 from thinwire.lab.recipes.events import Epoch, Outcome
-from thinwire.lab.recipes.loop import Plan
+from thinwire.lab.recipes.loop import TrainingPlan
 from thinwire.lab.recipes.models.resnet_cifar import resnet
 from thinwire.lab.recipes.threads import ThreadTraining
 from thinwire.transport import ThreadNet, ThreadWorld
@@ -51,7 +51,7 @@ def trained(recipe: SmallCifar10, spec: str, workers: int, epochs: int, seed: in
             print(f"    epoch {event.epoch}: loss {event.loss:.3f}, accuracy {event.metric:.1f} %", flush=True)
 
     def work(net: ThreadNet) -> Outcome:
-        plan, tell = Plan(epochs, seed=seed), report if net.rank == 0 else lambda _: None
+        plan, tell = TrainingPlan(epochs, seed=seed), report if net.rank == 0 else lambda _: None
         training = ThreadTraining(recipe, spec, plan, net, tell)
         return training.run(None, 0, [], lambda: False)
 

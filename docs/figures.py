@@ -33,8 +33,8 @@ MODELS = {
     "GoogLeNet": (4 * 7.0e6, 64, 1.5e9),
     "VggNet-A": (4 * 132.9e6, 32, 7.6e9),
 }
-ETHERNET = cost.Cluster(gpu_rate=10e9, cpu_rate=10e9, net_rate=0.125e9, latency_s=5e-5)
-INFINIBAND = cost.Cluster(gpu_rate=20e9, cpu_rate=10e9, net_rate=12.5e9, latency_s=2e-6)
+ETHERNET = cost.PaperCluster(gpu_rate=10e9, cpu_rate=10e9, net_rate=0.125e9, latency_s=5e-5)
+INFINIBAND = cost.PaperCluster(gpu_rate=20e9, cpu_rate=10e9, net_rate=12.5e9, latency_s=2e-6)
 
 
 def exchanged(method: str, params: int, hosts: int) -> cost.Plan:
@@ -82,7 +82,7 @@ def compute_s(model: str, per_image: float) -> float:
     return per_image * batch * flops / MODELS["AlexNet"][2]
 
 
-def alexnet_second(cluster: cost.Cluster, gain: float, machines: int, model: str = "AlexNet") -> float:
+def alexnet_second(cluster: cost.PaperCluster, gain: float, machines: int, model: str = "AlexNet") -> float:
     """AlexNet's seconds a sample for which TernGrad's printed gain comes out: T(1, 1, K, |g|) is not printed."""
     low, high = 1e-6, 1.0
     for _ in range(200):
@@ -91,7 +91,7 @@ def alexnet_second(cluster: cost.Cluster, gain: float, machines: int, model: str
     return low
 
 
-def speedup(cluster: cost.Cluster, model: str, machines: int, per_image: float) -> float:
+def speedup(cluster: cost.PaperCluster, model: str, machines: int, per_image: float) -> float:
     nbytes, _, _ = MODELS[model]
     one = compute_s(model, per_image)
     dense = cost.weak_scaling_s(cluster, 4, machines, one, nbytes)
@@ -124,7 +124,7 @@ def terngrad_figure_5() -> Any:
     return figure
 
 
-def ours_throughput(cluster: cost.Cluster, machines: int, one_gpu_s: float, nbytes: float, batch: int) -> float:
+def ours_throughput(cluster: cost.PaperCluster, machines: int, one_gpu_s: float, nbytes: float, batch: int) -> float:
     """The same machines with our ring and servers between them instead of log2 j full gradients."""
     inside_s = cost.weak_scaling_s(cluster, 4, 1, one_gpu_s, nbytes)
     link = Link(cluster.latency_s, 1 / cluster.net_rate)

@@ -49,7 +49,7 @@ def test_gtopk_complexities() -> None:
     assert gtopk[1] / gtopk[0] == pytest.approx(10 / 8)
 
 
-ETHERNET = cost.Cluster(gpu_rate=10e9, cpu_rate=10e9, net_rate=0.125e9, latency_s=5e-5)
+ETHERNET = cost.PaperCluster(gpu_rate=10e9, cpu_rate=10e9, net_rate=0.125e9, latency_s=5e-5)
 
 
 def test_terngrad_traffic_reduction() -> None:
@@ -80,7 +80,7 @@ def test_terngrad_speedup_grows_with_gradient_and_falls_with_bandwidth() -> None
     """Section 5: models with more communication for their computation, and slower networks, gain more."""
 
     def gain(nbytes: float, rate: float) -> float:
-        cluster = cost.Cluster(10e9, 10e9, rate)
+        cluster = cost.PaperCluster(10e9, 10e9, rate)
         dense = cost.weak_scaling_s(cluster, 4, 128, 0.3, nbytes)
         return dense / cost.weak_scaling_s(cluster, 4, 128, 0.3, nbytes, nbytes / 16)
 

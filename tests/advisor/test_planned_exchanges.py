@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire.advisor import profile
-from thinwire.advisor.cost import Bucket, ExchangeCost, Workload, bucket_layouts, plan_exchange, predict
+from thinwire.advisor.cost import ExchangeCost, TimedBucket, Workload, bucket_layouts, plan_exchange, predict
 from thinwire.advisor.cost.plans import exchanged_rows
 from thinwire.advisor.link import Link
 from thinwire.advisor.profile import buckets_of, exchanges_of, measure_exchange
@@ -26,8 +26,11 @@ MB = 1 << 18  # elements of float32 in a mebibyte
 NUMELS = [30 * MB, 1 * MB, 20 * MB, 6 * MB, 2 * MB]
 ROWS = [(f"t{i}", i, torch.Size([64, numel // 64])) for i, numel in enumerate(NUMELS)]
 BUCKETS = [
-    Bucket(0.2, (ROWS[4],)), Bucket(0.5, (ROWS[0],)), Bucket(0.7, (ROWS[2], ROWS[3])), Bucket(0.9, (ROWS[1],))
-]  # fmt: skip
+    TimedBucket(0.2, (ROWS[4],)),
+    TimedBucket(0.5, (ROWS[0],)),
+    TimedBucket(0.7, (ROWS[2], ROWS[3])),
+    TimedBucket(0.9, (ROWS[1],)),
+]
 WORK = Workload(1.0, tuple(BUCKETS))
 GROUPED, BUCKETED = ["dgc", "dgc:values=int4"], ["dgc:values=fp32", "terngrad", "blocksign"]
 
@@ -86,7 +89,7 @@ def test_rehearsal_of_cut_tensors_keeps_the_exchanges(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(profile, "ExchangeBenchmark", Seen)
     rows = tuple((f"t{i}", i, torch.Size([64, 8192])) for i in range(4))  # 2 MiB each
-    work = Workload(1.0, (Bucket(0.5, rows[2:]), Bucket(0.9, rows[:2])))
+    work = Workload(1.0, (TimedBucket(0.5, rows[2:]), TimedBucket(0.9, rows[:2])))
     assert [ordinals(one) for one in exchanges_of(method, work)] == [(3,), (0, 1, 2)]
     link = Link(0.0, 1e-3)  # so slow that a share is rehearsed
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import thinwire
-from thinwire.advisor.cost import Bucket, ExchangeCost, Workload, predict, schedule
+from thinwire.advisor.cost import ExchangeCost, TimedBucket, Workload, predict, schedule
 from thinwire.advisor.link import Link
 
 
@@ -83,4 +83,4 @@ def test_exchange_cost_grows_with_frames() -> None:
     cost_ = ExchangeCost(0.1, 0.01)
     assert cost_.computing_s(10) == pytest.approx(0.2)
     assert ExchangeCost(-0.1, 0.01).computing_s(0) == 0.0
-    assert Bucket(0.1, (("a", 0, torch.Size([2, 3])),)).numel == 6
+    assert TimedBucket(0.1, (("a", 0, torch.Size([2, 3])),)).numel == 6

@@ -11,7 +11,7 @@ from cluster import Cluster
 from torch import Tensor, nn
 
 import thinwire
-from thinwire.advisor.cost import Bucket, Workload, plan_exchange
+from thinwire.advisor.cost import TimedBucket, Workload, plan_exchange
 from thinwire.advisor.cost.plans import layouts_of
 from thinwire.advisor.link import Link
 from thinwire.advisor.microbench import DryRun
@@ -30,7 +30,7 @@ from thinwire.compressors.topk import _Carried
 from thinwire.transport import ThreadNet, ThreadWorld, TorchNet
 
 ROWS = (("a.weight", 0, torch.Size([64, 300])), ("a.bias", 1, torch.Size([64])), ("b.weight", 2, torch.Size([900, 40])))
-WORK = Workload(0.1, (Bucket(0.1, ROWS),))
+WORK = Workload(0.1, (TimedBucket(0.1, ROWS),))
 CPU = torch.device("cpu")
 
 

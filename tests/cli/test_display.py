@@ -13,7 +13,7 @@ from thinwire.cli._display import QUIET_S, Live, Plain, megabytes, short, show_t
 from thinwire.cli._job import Job
 from thinwire.cli._text import in_lines, wrapped
 from thinwire.cli.cluster import _columns
-from thinwire.lab.recipes.events import Progress, Started
+from thinwire.lab.recipes.events import ProgressEvent, Started
 
 
 def test_counts_are_shown_short() -> None:
@@ -50,7 +50,7 @@ def test_live_line_shows_method_and_numbers_in_full(width: int, recipe: str) -> 
     live = Live(job, out)
     for name in (spec, "blocksign"):
         event = {"epoch": 12, "epochs": 12, "step": 99, "num_steps": 100, "loss": 2.345, "metric": 98.76}
-        live.show(Progress(name, **event, samples_per_s=12_345.0, bytes_sent=123.4e6, ratio=43.1))
+        live.show(ProgressEvent(name, **event, samples_per_s=12_345.0, bytes_sent=123.4e6, ratio=43.1))
     live.close()
     assert isinstance(out.file, io.StringIO)
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", out.file.getvalue()).splitlines()]
@@ -71,7 +71,7 @@ def test_plain_run_says_that_it_began_and_that_it_goes_on(
 ) -> None:
     plain = Plain(Job.checked(recipe="shakespeare", specs=["dgc"], epochs=3, seed=0))
     plain.show(Started(["host0", "host1"], "cpu", "gloo", {}))
-    step = Progress("dgc", 1, 3, 7, 516, 2.5, None, 1000.0, 2e6, 43.0)
+    step = ProgressEvent("dgc", 1, 3, 7, 516, 2.5, None, 1000.0, 2e6, 43.0)
     plain.show(step)
     monkeypatch.setattr("time.monotonic", lambda now=time.monotonic: now() + QUIET_S)
     plain.show(step)

@@ -1,4 +1,4 @@
-"""Which trainings tests/test_frozen_bits.py freezes: methods, optimizers, ranks, buckets, and what happens besides."""
+"""Which trainings test_frozen_bits.py freezes: methods, optimizers, ranks, buckets, and what happens besides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of the trainings of tests/test_frozen_bits.py, and the digests of what it ends with.
+"""One rank of the trainings of test_frozen_bits.py, and the digests of what it ends with.
 
 What the package calls its parts is named in four places: ``Wired`` (thinwire.attach on DDP), ``on_threads`` (ranks
 that are threads), ``canonical`` (the form of a state) and ``recorded_with``. Renaming them changes these alone.

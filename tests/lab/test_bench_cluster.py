@@ -12,7 +12,7 @@ import torch
 from thinwire.cli import run
 from thinwire.lab import emulation
 from thinwire.lab.bench.cluster import ALWAYS, accuracy, at_once, check_method, merged
-from thinwire.lab.bench.cluster_worker import Job, split_merging
+from thinwire.lab.bench.cluster_worker import BenchJob, split_merging
 from thinwire.lab.bench.models import MODELS
 from thinwire.lab.bench.peers import PEERS
 from thinwire.lab.bench.turns import FREE, order_of, shares_of
@@ -39,9 +39,9 @@ def test_bench_shares_do_not_see_a_drift() -> None:
 
 
 def test_bench_measures_methods_that_do_not_fit_at_once_in_batches() -> None:
-    job = Job("tiny", ("noop", "a", "b", "c"), 4, 1.0, False, at_once=2)
+    job = BenchJob("tiny", ("noop", "a", "b", "c"), 4, 1.0, False, at_once=2)
     assert job.batches() == [("noop", "a", "b"), ("noop", "c")]
-    assert Job("tiny", ("noop",), 4, 1.0, False).batches() == [("noop",)]
+    assert BenchJob("tiny", ("noop",), 4, 1.0, False).batches() == [("noop",)]
     assert at_once("tiny", 2) > at_once("resnet50", 64) >= 1
 
 

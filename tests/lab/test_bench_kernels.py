@@ -12,7 +12,7 @@ from torch import Tensor
 import thinwire
 from thinwire import cli, kernels
 from thinwire.lab.bench import kernels as bench
-from thinwire.lab.bench.kernels import Stopwatch, exchange_seconds
+from thinwire.lab.bench.kernels import TimingNet, exchange_seconds
 from thinwire.methods import DGC, METHODS
 
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ def test_the_methods_own_objects_are_what_is_timed(spec: str, monkeypatch: pytes
 def test_what_is_done_while_frames_travel_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 5.0, 7.0, 20.0, 23.0])
     monkeypatch.setattr(bench.time, "perf_counter", lambda: next(now))
-    net, frame, done = Stopwatch(8, CPU), torch.zeros(4, dtype=torch.uint8), list[Tensor]()
+    net, frame, done = TimingNet(8, CPU), torch.zeros(4, dtype=torch.uint8), list[Tensor]()
     net.clock()
     assert net.swap(1, frame) is frame
     assert len(net.all_gather(frame, overlap_with=lambda: done.append(frame))) == 8 and len(done) == 1
@@ -104,7 +104,7 @@ def test_what_is_done_while_frames_travel_is_not_counted(monkeypatch: pytest.Mon
 
 
 def test_an_exchange_that_sends_nothing_is_no_exchange() -> None:
-    net = Stopwatch(8, CPU)
+    net = TimingNet(8, CPU)
     net.clock()
     net.clock()
     with pytest.raises(AssertionError, match="sends frames"):

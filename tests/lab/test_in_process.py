@@ -16,7 +16,7 @@ from thinwire.engine.local_gradients import averaged
 from thinwire.lab.recipes import RECIPES
 from thinwire.lab.recipes.digits import Digits
 from thinwire.lab.recipes.events import Epoch, Event
-from thinwire.lab.recipes.loop import Plan, evaluate
+from thinwire.lab.recipes.loop import TrainingPlan, evaluate
 from thinwire.lab.recipes.threads import ThreadTraining
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -73,7 +73,7 @@ def test_in_process_run_repeats_and_every_rank_has_random_numbers_of_its_own(tmp
         def work(net: ThreadNet) -> list[float]:
             recipe = RECIPES["an4-gru"](folder)
             recipe.set("batch_size", "4")
-            training = ThreadTraining(recipe, "dgc:density=0.1", Plan(2, 3), net, report)
+            training = ThreadTraining(recipe, "dgc:density=0.1", TrainingPlan(2, 3), net, report)
             training.run(None, 0, [], stop=lambda: False)
             return [float(p.detach().double().sum()) for p in training.module.parameters()]
 

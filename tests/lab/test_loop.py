@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 from thinwire.lab.recipes.checkpoints import CheckpointError, Checkpoints, world_net
 from thinwire.lab.recipes.events import Epoch, Event, Steps
 from thinwire.lab.recipes.language import LanguageRecipe
-from thinwire.lab.recipes.loop import Plan, Stopped, Training
+from thinwire.lab.recipes.loop import Stopped, Training, TrainingPlan
 
 CPU = torch.device("cpu")
 
@@ -62,7 +62,7 @@ def told(events: list[Event]) -> list[tuple[Any, ...]]:
 
 def interrupted(group: Any, folder: str, spec: str, stop_at: int) -> None:
     """Once in one piece; once stopped by one rank, and taken up by new objects."""
-    net, plan = world_net(CPU), Plan(epochs=2, seed=3)
+    net, plan = world_net(CPU), TrainingPlan(epochs=2, seed=3)
     checkpoints = Checkpoints(Path(folder) / "checkpoint", net)
     with pytest.raises(CheckpointError, match="no checkpoint of all 5 workers"):
         checkpoints.load(CPU)

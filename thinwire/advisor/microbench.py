@@ -107,14 +107,11 @@ class ExchangeBenchmark:
     def seconds(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """What one step's exchanges take on this clock; over a real net a collective call."""
         # Not the same numbers at every step, but ones of the same size, as a method's carried thresholds expect.
-        first, taken_s = self._step * STRIDE % NOISE, 0.0
+        first, taken_s, hypers = self._step * STRIDE % NOISE, 0.0, self._reducer.view.hypers()
         for layout in self.layouts:
             # Written right before, to memory that is there: so backward leaves a bucket, too.
             parts = layout.split(self._bucket[: layout.numel].copy_(self._noise[first : first + layout.numel]))
-            ordinals = [segment.ordinal for segment in layout.segments]
-            weights = [self._reducer.parameters[segment.name] for segment in layout.segments]
-            gradients = dict(zip(ordinals, parts, strict=True))
-            hypers = dict(zip(ordinals, self._reducer.view.hypers(weights), strict=True))
+            gradients = dict(zip((segment.ordinal for segment in layout.segments), parts, strict=True))
             self._wait()
             start = clock()
             self._reducer.exchange(gradients, hypers, self._step)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.advisor.cost import Bucket, ExchangeCost, Plan, Prediction, Workload, plan_exchange, predict
+from thinwire.advisor.cost import ExchangeCost, Plan, Prediction, TimedBucket, Workload, plan_exchange, predict
 from thinwire.advisor.cost.plans import exchanged_rows, layouts_of, planner
 from thinwire.advisor.cost.steps import BUCKET, FIRST_BUCKET
 from thinwire.advisor.link import Link, measure_link, meet, slowest_s
@@ -154,7 +154,7 @@ class StepWatch:
         return Workload(compute_s, tuple(buckets_of(self._parameters, ready)))
 
 
-def buckets_of(parameters: Mapping[str, Tensor], ready_s: Mapping[str, float]) -> list[Bucket]:
+def buckets_of(parameters: Mapping[str, Tensor], ready_s: Mapping[str, float]) -> list[TimedBucket]:
     """The buckets that DDP makes when gradients become ready at these times."""
     ordinals = {name: ordinal for ordinal, name in enumerate(parameters)}
     order = sorted(parameters, key=lambda name: (ready_s[name], -ordinals[name]))
@@ -164,7 +164,7 @@ def buckets_of(parameters: Mapping[str, Tensor], ready_s: Mapping[str, float]) -
     for places in groups:
         members = [order[place] for place in sorted(places)]
         rows = tuple((name, ordinals[name], parameters[name].shape) for name in sorted(members, key=ordinals.get))  # type: ignore[arg-type]
-        buckets.append(Bucket(max(ready_s[name] for name in members), rows))
+        buckets.append(TimedBucket(max(ready_s[name] for name in members), rows))
     return sorted(buckets, key=lambda bucket: bucket.ready_s)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire.kernels import checksum
 from thinwire.monitor.replicas import words_of
 
-Row = tuple[str, str, str, str, int, int]  # room, kind, parameter, type, number of elements, hash of the bits
+VectorRow = tuple[str, str, str, str, int, int]  # room, kind, parameter, type, number of elements, hash of the bits
 NOT_ONE = "it is not the state_dict of a wire or reducer"
 LOAD_ANOTHER = "load another checkpoint"
 
@@ -59,7 +59,7 @@ def _tensors(part: Mapping[str, Any]) -> dict[tuple[str, str, str], Tensor]:
     return {place: value for place, value in _leaves(part) if isinstance(value, Tensor)}
 
 
-def rows_of(part: Mapping[str, Any]) -> tuple[Row, ...]:
+def rows_of(part: Mapping[str, Any]) -> tuple[VectorRow, ...]:
     """Describe every tensor of a plain part; one transfer from a GPU for all of them."""
     tensors = dict(sorted(_tensors(part).items()))
     if not tensors:
@@ -76,7 +76,7 @@ def _type(tensor: Tensor) -> str:
     return odd + str(tensor.dtype).removeprefix("torch.")
 
 
-def seal_of(common: Mapping[str, Any], rank: int, part: Mapping[str, Any], rows: tuple[Row, ...]) -> str:
+def seal_of(common: Mapping[str, Any], rank: int, part: Mapping[str, Any], rows: tuple[VectorRow, ...]) -> str:
     """Hash all that is no tensor, the tensors' rows, and whose part it is."""
     others = sorted((place, repr(value)) for place, value in _leaves(part) if not isinstance(value, Tensor))
     return hashlib.sha256(repr((sorted(common.items()), rank, rows, others)).encode()).hexdigest()

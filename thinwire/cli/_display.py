@@ -20,8 +20,7 @@ from thinwire.cli._text import counted, in_lines, room, wrapped
 from thinwire.lab import peers
 from thinwire.lab.recipes import RECIPES
 from thinwire.lab.recipes.base import Metric
-from thinwire.lab.recipes.events import Epoch, Event, Outcome, Resumed, Started
-from thinwire.lab.recipes.events import Progress as ProgressEvent
+from thinwire.lab.recipes.events import Epoch, Event, Outcome, ProgressEvent, Resumed, Started
 
 # Columns of a live line apart from the method: bar, time, gaps and numbers at their longest, without and with their
 # names. The metric's own name comes on top of the latter.

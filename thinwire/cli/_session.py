@@ -23,7 +23,7 @@ from thinwire.lab.recipes import RECIPES, Recipe
 from thinwire.lab.recipes.checkpoints import CheckpointError, Checkpoints, world_net
 from thinwire.lab.recipes.events import Breakdown, Outcome, Resumed, Started
 from thinwire.lab.recipes.joint import JointStep
-from thinwire.lab.recipes.loop import Plan, Report, Training
+from thinwire.lab.recipes.loop import Report, Training, TrainingPlan
 from thinwire.lab.recipes.threads import ThreadTraining
 from thinwire.transport import ThreadNet, ThreadWorld
 from thinwire.transport.groups import gather_texts
@@ -78,7 +78,7 @@ def _train_all(job: Job, device: torch.device, report: Report, stop: Callable[[]
         settings = {setting: getattr(recipe, setting) for setting in recipe.settings}
         report(Started(hosts=hosts, device=name, backend=dist.get_backend(), settings=settings))
     checkpoints = Checkpoints(Path(job.out) / CHECKPOINTS, net) if job.out is not None else None
-    plan = Plan(job.epochs, job.seed, job.checkpoint_every, job.tensorboard)
+    plan = TrainingPlan(job.epochs, job.seed, job.checkpoint_every, job.tensorboard)
     first, outcomes, state = 0, [], None
     if job.resume:
         assert checkpoints is not None
@@ -130,7 +130,7 @@ def train_in_threads(job: Job, num_workers: int, report: Report) -> None:
     name = _device_name(device)
     report(Started(hosts=[socket.gethostname()], device=name, backend="threads", settings=settings))
     world = ThreadWorld(num_workers, job.timeout_s, one_at_a_time=True)
-    plan = Plan(job.epochs, job.seed, job.checkpoint_every, job.tensorboard)
+    plan = TrainingPlan(job.epochs, job.seed, job.checkpoint_every, job.tensorboard)
     outcomes: list[Outcome] = []
     for index, spec in enumerate(job.specs):
         recorded = device.type == "cuda" and recipe.fixed_shapes and not job.tensorboard

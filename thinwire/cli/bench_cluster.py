@@ -16,7 +16,7 @@ from thinwire.cli._job import split_specs
 from thinwire.cli._json import checked_json, write_json
 from thinwire.lab import emulation
 from thinwire.lab.bench.cluster import HostFailed, accuracy, all_methods, benched, check_method, measure_cluster
-from thinwire.lab.bench.cluster_worker import Job
+from thinwire.lab.bench.cluster_worker import BenchJob
 from thinwire.lab.bench.models import MODELS
 from thinwire.lab.bench.peers import PEERS
 
@@ -63,7 +63,7 @@ def cluster(
     checked_json(json_file)
     if (why := emulation.why_not() or emulation.why_no_tcp(emulation.CUBIC)) is not None:
         raise _complaints.Complaint(f"no emulated hosts here: {why}")
-    job = Job(model, all_methods(wanted), steps, row_seconds, predict, rounds)
+    job = BenchJob(model, all_methods(wanted), steps, row_seconds, predict, rounds)
     rows: list[dict[str, Any]] = []
     for number in counts:
         for speed in rates:

@@ -92,7 +92,7 @@ def cluster(
         try:
             with there:
                 result = there.run(command, env=_columns(out, hosts), faults=faults, on_line=_printer(out, hosts))
-        except emulation.Interrupted as stop:
+        except emulation.RunInterrupted as stop:
             _report(out, settings, stop.result, write)
             ended = f"all {hosts} hosts have" if hosts > 1 else "the host has"
             raise Interrupted(f"stopped by Ctrl-C; {ended} ended.") from None

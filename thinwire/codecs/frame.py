@@ -203,6 +203,13 @@ class Body:
             raise FrameError(f"bad frame from {self.origin}: {self.remaining} bytes of the body belong to nothing")
 
 
+def _check(origin: str, *expected: tuple[bool, str]) -> None:
+    """Refuse a frame with the sentence of the first of these that does not hold."""
+    for holds, otherwise in expected:
+        if not holds:
+            raise FrameError(f"bad frame from {origin}: {otherwise}")
+
+
 def open_frame(
     frame: Tensor,
     context: ExchangeContext,
@@ -217,40 +224,37 @@ def open_frame(
 
     ``head`` is what ``read_heads`` read of a frame on a GPU.
     """
-
-    def check(ok: bool, what: str) -> None:
-        if not ok:
-            raise FrameError(f"bad frame from {origin}: {what}")
-
-    check(frame.dtype == torch.uint8 and frame.dim() == 1, "it is not a vector of bytes")
-    check(frame.numel() >= HEADER_NBYTES, f"{frame.numel()} bytes are too short for the {HEADER_NBYTES}-byte header")
-    check(frame.numel() % 4 == 0, f"its length {frame.numel()} is not a multiple of 4")
+    _check(
+        origin,
+        (frame.dtype == torch.uint8 and frame.dim() == 1, "it is not a vector of bytes"),
+        (frame.numel() >= HEADER_NBYTES, f"{frame.numel()} bytes are too short for the {HEADER_NBYTES}-byte header"),
+        (frame.numel() % 4 == 0, f"its length {frame.numel()} is not a multiple of 4"),
+    )
     if frame.storage_offset() % 4 or frame.data_ptr() % 4 or not frame.is_contiguous():
         frame = frame.clone()
     fields = HEADER.unpack(head.fields if head is not None else _first_bytes(frame))
     magic, version, kind_code, numel_, count, index_code, value_code, parameter, flags = fields[:9]
     tail_, layout, step, body_nbytes, sum_ = fields[9:]
-    check(magic == MAGIC, f"it starts with {magic!r}, not with {MAGIC!r}")
-    check(version == VERSION, f"its format version is {version}, this library reads version {VERSION}")
-    check(flags <= 1, f"its flags {flags} are unknown")
-    check(kind_code == KINDS[kind], f"its kind is {kind_code}, expected {KINDS[kind]} ({kind})")
-    check(
-        layout == context.layout.fingerprint,
-        "it carries other parameters than this rank is exchanging (layout fingerprints differ)",
-    )
-    check(step == context.step & 0xFFFFFFFF, f"it belongs to step {step}, this rank is at step {context.step}")
-    check(numel_ == numel, f"it speaks about {numel_} elements, expected {numel}")
-    check(tail_ == tail, f"it has a dense tail of {tail_} elements, expected {tail}")
-    check(kind == "sparse" or index_code == value_code == 0, "it names a coding that its kind does not have")
-    check(kind in ("sparse", "levels") or parameter == 0, f"its kind has no parameter, it has {parameter}")
-    check(count <= max(numel, 1), f"it claims {count} entries for {numel} elements")
-    check(body_nbytes % 4 == 0, f"its body length {body_nbytes} is not a multiple of 4")
-    check(
-        body_nbytes <= frame.numel() - HEADER_NBYTES,
-        f"its body of {body_nbytes} bytes does not fit into {frame.numel() - HEADER_NBYTES}",
+    other_layout = "it carries other parameters than this rank is exchanging (layout fingerprints differ)"
+    room = frame.numel() - HEADER_NBYTES
+    _check(
+        origin,
+        (magic == MAGIC, f"it starts with {magic!r}, not with {MAGIC!r}"),
+        (version == VERSION, f"its format version is {version}, this library reads version {VERSION}"),
+        (flags <= 1, f"its flags {flags} are unknown"),
+        (kind_code == KINDS[kind], f"its kind is {kind_code}, expected {KINDS[kind]} ({kind})"),
+        (layout == context.layout.fingerprint, other_layout),
+        (step == context.step & 0xFFFFFFFF, f"it belongs to step {step}, this rank is at step {context.step}"),
+        (numel_ == numel, f"it speaks about {numel_} elements, expected {numel}"),
+        (tail_ == tail, f"it has a dense tail of {tail_} elements, expected {tail}"),
+        (kind == "sparse" or index_code == value_code == 0, "it names a coding that its kind does not have"),
+        (kind in ("sparse", "levels") or parameter == 0, f"its kind has no parameter, it has {parameter}"),
+        (count <= max(numel, 1), f"it claims {count} entries for {numel} elements"),
+        (body_nbytes % 4 == 0, f"its body length {body_nbytes} is not a multiple of 4"),
+        (body_nbytes <= room, f"its body of {body_nbytes} bytes does not fit into {room}"),
     )
     computed = head.checksum if head is not None else int(_frame_checksum(frame))
-    check(computed == sum_, "its checksum does not match")
+    _check(origin, (computed == sum_, "its checksum does not match"))
     header = Header(kind, numel_, count, tail_, layout, step, index_code, value_code, parameter, alarm=bool(flags))
     return header, Body(frame[HEADER_NBYTES : HEADER_NBYTES + body_nbytes].to(device), origin)
 

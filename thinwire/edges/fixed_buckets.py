@@ -16,16 +16,24 @@ from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.worker import Bucket
 
 
-@dataclass(kw_only=True)
-class Piece(Bucket):
-    """The parameters of a bucket that belong to one group; the last piece that is exchanged completes the bucket."""
+@dataclass
+class CutBucket:
+    """A bucket whose parameters belong to several groups; complete when all of its parts are."""
 
-    whole: Bucket
-    finishes: bool
+    bucket: Bucket
+    parts: int  # that are not complete
+
+
+@dataclass(kw_only=True)
+class BucketPart(Bucket):
+    """The parameters of a bucket that belong to one group."""
+
+    cut: CutBucket
 
     def complete(self, error: Exception | None = None) -> None:
-        if self.finishes or error is not None:
-            self.whole.complete(error)
+        self.cut.parts -= 1
+        if not self.cut.parts or error is not None:
+            self.cut.bucket.complete(error)
 
 
 class FixedBuckets(EachBucket):
@@ -40,50 +48,37 @@ class FixedBuckets(EachBucket):
         self.reset()
 
     def reset(self) -> None:
-        self._parts: list[list[tuple[Bucket, list[int]]]] = [[] for _ in self._groups]  # buckets, places in them
-        self._missing = [len(group) for group in self._groups]
-        self._open: dict[int, int] = {}  # by id of a bucket: groups that still need it
+        self._parts: list[list[Bucket]] = [[] for _ in self._groups]  # that wait for the rest of their group
+        self._missing = [len(group) for group in self._groups]  # parameters
 
     def arrived(self, bucket: Bucket) -> list[list[Bucket]]:
-        """Take a bucket; return the groups that can be exchanged now, in pieces."""
-        if bucket.is_first and self._open:  # an earlier backward pass was broken off
+        """Take a bucket; return the groups that can be exchanged now, in parts of buckets."""
+        if bucket.is_first and any(self._parts):  # an earlier backward pass was broken off
             self.reset()
-        touched: dict[int, list[int]] = {}
+        places: dict[int, list[int]] = {}  # in the bucket, by group
         for place, ordinal in enumerate(bucket.ordinals):
-            touched.setdefault(self._group_of[ordinal], []).append(place)
-        self._open[id(bucket)] = len(touched)
-        complete = []
-        for group, places in sorted(touched.items()):
-            self._parts[group].append((bucket, places))
-            self._missing[group] -= len(places)
-            if not self._missing[group]:
-                complete.append(self._pieces(group))
-        if bucket.is_last:
-            assert not self._open, "the last bucket of a pass came, and a parameter has been in none"
-            complete[-1][-1].is_last = True
-        return complete
-
-    def _pieces(self, group: int) -> list[Bucket]:
-        pieces: list[Bucket] = []
-        for bucket, places in self._parts[group]:
-            self._open[id(bucket)] -= 1
-            finishes = not self._open[id(bucket)]
-            if finishes:
-                del self._open[id(bucket)]
-            pieces.append(
-                Piece(
-                    parameters=[bucket.parameters[place] for place in places],
-                    gradients=[bucket.gradients[place] for place in places],
+            places.setdefault(self._group_of[ordinal], []).append(place)
+        cut, complete = CutBucket(bucket, len(places)), []
+        for group, own in sorted(places.items()):
+            self._parts[group].append(
+                BucketPart(
+                    parameters=[bucket.parameters[place] for place in own],
+                    gradients=[bucket.gradients[place] for place in own],
                     buffer=bucket.buffer,
                     future=bucket.future,
                     is_last=False,
-                    ordinals=[bucket.ordinals[place] for place in places],
                     ready=bucket.ready,
                     handed_s=bucket.handed_s,
+                    ordinals=[bucket.ordinals[place] for place in own],
                     in_backward=bucket.in_backward,
-                    whole=bucket,
-                    finishes=finishes,
+                    cut=cut,
                 )
             )
-        self._parts[group], self._missing[group] = [], len(self._groups[group])
-        return pieces
+            self._missing[group] -= len(own)
+            if not self._missing[group]:
+                complete.append(self._parts[group])
+                self._parts[group], self._missing[group] = [], len(self._groups[group])
+        if bucket.is_last:
+            assert not any(self._parts), "the last bucket of a pass came, and a parameter has been in none"
+            complete[-1][-1].is_last = True
+        return complete

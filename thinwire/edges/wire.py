@@ -50,6 +50,7 @@ class Wire:
         watches = reducer.nets.own.rank == 0 and (reducer.skipper is None or reducer.skipper.scaler is None)
         self._clip_warning = ClipAfterExchangeWarning(parameters.values()) if watches else None
         self._handles: list[Any] = []
+        self._hypers: Mapping[str, Hyper] = {}  # of the pass that is running, by name
         self._used: set[int] = set()  # ids of the parameters that this pass used, where that is tracked
         self._open = OpenStep(list(parameters.values()), logs=reducer.nets.own.rank == 0)
         assert isinstance(reducer.view, OptimizerView)
@@ -202,7 +203,7 @@ class Wire:
         if self._clip_warning is not None:
             self._clip_warning.before_step(self.method)
         if self.reducer.nets.own.size > 1:
-            self._bypass_warning.before_step()
+            self._bypass_warning.before_step(self.reducer.progress.passes)
             if self._size_warning.counts(self.reducer.running, self.reducer.progress.step):
                 self._size_warning.after_exchange(self.method, self.reducer.snapshot(residual_norm=False))
 
@@ -210,7 +211,7 @@ class Wire:
         """Refuse what would hang or be wrong, and let go of what a backward pass that was broken off left behind."""
         if torch.is_grad_enabled():
             self._checks.check_parameters()
-            self._bypass_warning.through_ddp()
+            self._bypass_warning.forward()
             if not backward_is_running():
                 self._plan.reset()
         if has_joined(self.model):
@@ -224,10 +225,11 @@ class Wire:
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""
         reducer, progress = self.reducer, self.reducer.progress
-        self._bypass_warning.through_ddp()
         bucket.ordinals = [self._ordinals[id(p)] for p in bucket.parameters]
-        if bucket.is_first and (self._open.matters or not self._router.saw_forward):
-            self._begin_pass()
+        if bucket.is_first:
+            self._hypers = reducer.view.hypers()  # of the pass
+            if self._open.matters or not self._router.saw_forward:
+                self._begin_pass()
         step = progress.step
         if bucket.is_last:  # counted before the exchange, which may say that the step did not happen
             progress.step += 1
@@ -256,7 +258,6 @@ class Wire:
         reducer, shadows = self.reducer, self._shadows
         parameters = [p for bucket in buckets for p in bucket.parameters]
         ordinals = [ordinal for bucket in buckets for ordinal in bucket.ordinals]
-        hypers = dict(zip(ordinals, reducer.view.hypers(parameters), strict=True))
         used = [id(p) in self._used for p in parameters] if self._tracks_use else None
         self._used.difference_update(map(id, parameters))
         scale = reducer.skipper.scale() if reducer.skipper is not None else 1.0
@@ -264,7 +265,7 @@ class Wire:
         if shadows or (held is None and used is not None):  # what is not used is in no exchange
             held = {}
         work = partial(
-            self._exchange, hypers=hypers, step=step, scale=scale, used=used, shadows=shadows, held=held,
+            self._exchange, hypers=self._hypers, step=step, scale=scale, used=used, shadows=shadows, held=held,
             plan=self._plan,
         )  # fmt: skip
         reducer.worker.submit(buckets, work)
@@ -272,7 +273,7 @@ class Wire:
     def _exchange(
         self,
         buckets: list[Bucket],
-        hypers: Mapping[int, Hyper],
+        hypers: Mapping[str, Hyper],
         step: int,
         scale: float,
         used: list[bool] | None,

@@ -41,15 +41,13 @@ class Hyper:
 @dataclass(frozen=True)
 class ExchangeContext:
     """``hypers`` and ``weights`` run parallel to ``layout.segments``; ``weights`` are the parameters, read by methods
-    that move weight decay in front of the compression. ``measured`` asks for the norms that describe the training's
-    health (thinwire/monitor/health.py).
+    that move weight decay in front of the compression.
     """
 
     layout: Layout
     step: int
     hypers: tuple[Hyper, ...]
     weights: tuple[Tensor, ...] = ()
-    measured: bool = False
 
     def runs(self) -> Iterator[tuple[slice, Hyper]]:
         """Yield the longest stretches of the flat vector whose parameters share their hyper-parameters."""

@@ -108,7 +108,7 @@ def _part_of(context: ExchangeContext, layout: Layout) -> tuple[ExchangeContext,
     places = [place_of[segment.ordinal] for segment in layout.segments]
     hypers = tuple(context.hypers[place] for place in places)
     weights = tuple(context.weights[place] for place in places) if context.weights else ()
-    return ExchangeContext(layout, context.step, hypers, weights, context.measured), places
+    return ExchangeContext(layout, context.step, hypers, weights), places
 
 
 def _check_side_by_side(room: str, kinds: Mapping[str, StateKind], others: Mapping[str, StateKind]) -> None:

@@ -14,9 +14,6 @@ from thinwire.engine.flat_gradient import Gradient, as_flat
 class Unmeasured:
     """The null object: nothing is added up."""
 
-    def of_gradients(self, parts: Sequence[Tensor]) -> Unmeasured:
-        return self
-
     def of_wanted(self, x: Gradient) -> Unmeasured:
         return self
 

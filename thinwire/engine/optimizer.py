@@ -16,7 +16,7 @@ from thinwire.engine.context import Hyper
 from thinwire.engine.layout import flat_like, shaped_like
 from thinwire.engine.momentum_switched_off import SwitchedOff
 
-RATE_ONE = Hyper(lr=1.0)
+RATE_ONE, NOT_TRAINED = Hyper(lr=1.0), Hyper()
 
 TakesVelocity = Callable[[dict[str, Tensor]], None]  # (numel,) float32 by parameter name
 
@@ -28,64 +28,35 @@ class OptimizerView:
         self.optimizer = optimizer
         self.parameters = parameters
         self.is_sgd = isinstance(optimizer, torch.optim.SGD)
-        self._places: dict[int, tuple[int, int]] = {}  # by id: a parameter's group, and its place there
         self._off: SwitchedOff | None = None
         self._handles: list[Any] = []
-        missing = [name for name, p in parameters.items() if self._group(p) is None]
+        owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        missing = [name for name, parameter in parameters.items() if id(parameter) not in owned]
         if missing:
             raise ValueError(
                 f"the optimizer does not own {len(missing)} of the model's {len(parameters)} parameters, the first is "
                 f"{missing[0]!r}; build the optimizer from model.parameters()"
             )
 
-    def _group(self, parameter: Tensor) -> dict[str, Any] | None:
-        """The group that a parameter is in at this moment: groups may be added, and parameters moved, at any time."""
-        group = self._remembered(parameter)
-        if group is None:
-            self._places = {
-                id(p): (index, place)
-                for index, each in enumerate(self.optimizer.param_groups)
-                for place, p in enumerate(each["params"])
-            }
-            group = self._remembered(parameter)
-        return group
+    def hypers(self) -> dict[str, Hyper]:
+        """What the optimizer says about every parameter now, by name; those of one group share one object.
 
-    def _remembered(self, parameter: Tensor) -> dict[str, Any] | None:
-        """The group where the parameter was seen last, where it still is there."""
-        groups = self.optimizer.param_groups
-        index, place = self._places.get(id(parameter), (len(groups), 0))
-        owned = groups[index]["params"] if index < len(groups) else ()
-        return groups[index] if place < len(owned) and owned[place] is parameter else None
-
-    def hypers(self, parameters: Iterable[Tensor]) -> list[Hyper]:
-        """What the optimizer says about each of these now; parameters of one group share one object.
-
-        The values are the user's own, also while they are switched off (a closure runs inside step()). A parameter that
-        is in no group any more has a learning rate of 0.
+        Groups may be added, and parameters moved, at any time. The values are the user's own, also while they are
+        switched off (a closure runs inside step()). A parameter that is in no group any more has a learning rate of 0.
         """
-        by_group: dict[int, Hyper] = {}
-        result = []
-        for parameter in parameters:
-            group = self._group(parameter)
-            if id(group) not in by_group:
-                by_group[id(group)] = self._hyper(group) if group is not None else Hyper()
-            result.append(by_group[id(group)])
-        return result
-
-    def _hyper(self, group: Mapping[str, Any]) -> Hyper:
-        if self._off is not None:
-            group = self._off.as_it_was(group)
-        rate = group.get("lr")
-        return Hyper(
-            lr=float(rate) if rate is not None else RATE_ONE.lr,
-            momentum=float(group.get("momentum", 0.0)) if self.is_sgd else 0.0,
-            nesterov=bool(group.get("nesterov", False)) and self.is_sgd,
-            weight_decay=float(group.get("weight_decay", 0.0)) if self.is_sgd else 0.0,
-            maximize=bool(group.get("maximize", False)),
-        )
-
-    def hyper(self, parameter: Tensor) -> Hyper:
-        return self.hypers([parameter])[0]
+        by_id: dict[int, Hyper] = {}
+        for group in self.optimizer.param_groups:
+            own = group if self._off is None else self._off.as_it_was(group)
+            rate = own.get("lr")
+            hyper = Hyper(
+                lr=float(rate) if rate is not None else RATE_ONE.lr,
+                momentum=float(own.get("momentum", 0.0)) if self.is_sgd else 0.0,
+                nesterov=bool(own.get("nesterov", False)) and self.is_sgd,
+                weight_decay=float(own.get("weight_decay", 0.0)) if self.is_sgd else 0.0,
+                maximize=bool(own.get("maximize", False)),
+            )
+            by_id.update((id(parameter), hyper) for parameter in group["params"])
+        return {name: by_id.get(id(parameter), NOT_TRAINED) for name, parameter in self.parameters.items()}
 
     def check_takeover(self, method: str, instead: Callable[[], str], names: Collection[str]) -> None:
         """Raise when the momentum of these parameters cannot be moved in front of the compression; ``instead`` says
@@ -180,19 +151,19 @@ class OptimizerView:
             state = self.optimizer.state.get(parameter, {}) if name in names else {}
             buffer = state.pop("momentum_buffer", None)
             if buffer is not None:
-                buffers[name] = self._turned(parameter, flat_like(parameter, buffer).to(torch.float32, copy=True))
-        return buffers
+                buffers[name] = flat_like(parameter, buffer).to(torch.float32, copy=True)
+        return self._turned(buffers)
 
-    def _turned(self, parameter: Tensor, velocity: Tensor) -> Tensor:
+    def _turned(self, velocity: dict[str, Tensor]) -> dict[str, Tensor]:
         """SGD's buffer of a maximised objective belongs to the negated gradient; ours never does."""
-        return -velocity if self.hyper(parameter).maximize else velocity
+        hypers = self.hypers()
+        return {name: -buffer if hypers[name].maximize else buffer for name, buffer in velocity.items()}
 
     def take_velocity(self, velocity: dict[str, Tensor]) -> None:
         """Take momentum buffers back, (numel,) float32 each."""
-        for name, buffer in velocity.items():
+        for name, buffer in self._turned(velocity).items():
             parameter = self.parameters[name]
-            buffer = shaped_like(self._turned(parameter, buffer), parameter.detach())
-            self.optimizer.state[parameter]["momentum_buffer"] = buffer
+            self.optimizer.state[parameter]["momentum_buffer"] = shaped_like(buffer, parameter.detach())
 
 
 class NoOptimizer:
@@ -200,11 +171,11 @@ class NoOptimizer:
 
     is_sgd = True  # of which there is nothing to take over
 
-    def hypers(self, parameters: Iterable[Tensor]) -> list[Hyper]:
-        return [self.hyper(parameter) for parameter in parameters]
+    def __init__(self, names: Iterable[str]) -> None:
+        self._hypers = dict.fromkeys(names, RATE_ONE)
 
-    def hyper(self, parameter: Tensor) -> Hyper:
-        return RATE_ONE
+    def hypers(self) -> dict[str, Hyper]:
+        return self._hypers
 
     def check_takeover(self, method: str, instead: Callable[[], str], names: Collection[str]) -> None:
         return

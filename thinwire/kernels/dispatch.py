@@ -58,7 +58,7 @@ def _choose(device_type: str) -> str:
     return NATIVE if device_type == "cpu" and library.handle() is not None else REFERENCE
 
 
-class _Row(dict[str, Function]):
+class _Operation(dict[str, Function]):
     """One operation's functions by backend; a backend is imported when it is first used, Triton's takes a second."""
 
     def __init__(self, name: str, parameter: str = "", place: int | None = None) -> None:
@@ -91,7 +91,7 @@ class _Row(dict[str, Function]):
 
 
 CHOSEN = _Chosen()
-TABLE: dict[str, _Row] = {}
+TABLE: dict[str, _Operation] = {}
 
 
 def operation(twin: Callable[P, R], on: str | None = None, *, first_of: str | None = None) -> Callable[P, R]:
@@ -103,7 +103,7 @@ def operation(twin: Callable[P, R], on: str | None = None, *, first_of: str | No
     parameter = on or first_of
     assert parameter is not None
     place = list(inspect.signature(twin).parameters).index(parameter)
-    row = TABLE[twin.__name__] = _Row(twin.__name__, parameter, place)
+    row = TABLE[twin.__name__] = _Operation(twin.__name__, parameter, place)
     chosen = CHOSEN
 
     @wraps(twin)
@@ -121,7 +121,7 @@ def operation(twin: Callable[P, R], on: str | None = None, *, first_of: str | No
 
 def only(backend: str, declared: Callable[P, R]) -> Callable[P, R]:
     """An operation that this backend alone has, without a twin; callers ask for the backend of the device first."""
-    row = TABLE[declared.__name__] = _Row(declared.__name__)
+    row = TABLE[declared.__name__] = _Operation(declared.__name__)
 
     @wraps(declared)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -53,7 +53,7 @@ class PowerSGD(Method):
         return PowerSGDMean(net, self.rank, self.warmup)
 
 
-class _Group:
+class _TorchGroup:
     """As much of a process group as the hook uses; the net behind it counts and waits, so work is done when it returns.
 
     torch.distributed.all_reduce(tensor, group=...) calls nothing of the group but ``allreduce``.
@@ -130,7 +130,7 @@ class PowerSGDMean:
         self.net, self.clock = net, Clock()
         self._hook: Any = powerSGD_hook.powerSGD_hook
         self._state: Any = powerSGD_hook.PowerSGDState(
-            _Group(net), matrix_approximation_rank=rank, start_powerSGD_iter=warmup
+            _TorchGroup(net), matrix_approximation_rank=rank, start_powerSGD_iter=warmup
         )
         self._layout: Layout | None = None
         self._saved_error: dict[str, Tensor] = {}

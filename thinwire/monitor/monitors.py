@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -37,12 +37,12 @@ class Monitors:
         self._checked = 0  # passes at the last check of the replicas
         self._norms: tuple[int, Norms] = (-1, Norms.nothing())  # of the exchanges of a measured step so far
 
-    def norms(self, step: int) -> Measured:
-        """What the exchanges of this step have added up so far, where it is measured."""
+    def norms(self, step: int, gradients: Sequence[Tensor] = ()) -> Measured:
+        """What the exchanges of this step have added up so far and these gradients, where it is measured."""
         if not any(one is not None and one.measures(step) for one in (self.guard, self.log)):
             return UNMEASURED
         last, norms = self._norms
-        return norms if last == step else Norms.nothing()
+        return (norms if last == step else Norms.nothing()).of_gradients(gradients)
 
     def add(self, step: int, norms: Measured) -> None:
         if isinstance(norms, Norms):

@@ -57,7 +57,7 @@ class HandOver:
     def leftover(self, running: RunningMethod) -> dict[str, Tensor]:
         """This rank's share of what was not sent, in units of the present learning rates."""
         numels = {name: p.numel() for name, p in self._parameters.items()}
-        rates = {name: self._view.hyper(p).lr for name, p in self._parameters.items()}
+        rates = {name: hyper.lr for name, hyper in self._view.hypers().items()}
         return running.aggregator.leftover(numels, rates)
 
     def make_equal(self) -> None:
@@ -68,10 +68,10 @@ class HandOver:
 
     def apply(self, mean: Mapping[str, Tensor]) -> None:
         """Step by an update that momentum has acted on already: w -= lr * mean."""
+        hypers = self._view.hypers()
         with torch.no_grad():
             for name, update in mean.items():
-                parameter = self._parameters[name]
-                hyper = self._view.hyper(parameter)
+                parameter, hyper = self._parameters[name], hypers[name]
                 rate = hyper.lr if hyper.maximize else -hyper.lr
                 parameter.add_(shaped_like(update, parameter.detach()), alpha=rate)
 
@@ -79,8 +79,8 @@ class HandOver:
         """As ``apply``, where there is a learning rate. What has none is returned as gradients for a later step:
         1 - m times the update, which momentum makes the whole of in the steps that follow."""
         self.apply(mean)
-        hypers = {name: self._view.hyper(self._parameters[name]) for name in mean}
-        return {name: mean[name] * (1 - hyper.momentum) for name, hyper in hypers.items() if not hyper.lr}
+        hypers = self._view.hypers()
+        return {name: t * (1 - hypers[name].momentum) for name, t in mean.items() if not hypers[name].lr}
 
     def mean_over_ranks(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The mean of per-parameter vectors over all ranks; a rank without one counts as zero."""

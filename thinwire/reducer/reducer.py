@@ -148,8 +148,7 @@ class Reducer:
         with self.nets.reporting():
             ordinals = places_of(gradients, self.parameters)
         parts = {place: flat_like(self.parameters[name], gradients[name]) for place, name in ordinals.items()}
-        hypers = dict(zip(ordinals, self.view.hypers(self.parameters[name] for name in ordinals.values()), strict=True))
-        scale = self.skipper.scale() if self.skipper is not None else 1.0
+        hypers, scale = self.view.hypers(), self.skipper.scale() if self.skipper is not None else 1.0
         step = self.progress.step
         self.progress.step += 1
         self.progress.passes += 1
@@ -183,14 +182,14 @@ class Reducer:
     def exchange(
         self,
         gradients: Mapping[int, Tensor],
-        hypers: Mapping[int, Hyper],
+        hypers: Mapping[str, Hyper],
         step: int,
         scale: float = 1.0,
         *,
         apply: bool = False,
         entering: Entering | None = None,
     ) -> None:
-        """Replace flat gradients, by their places in the model, by the group's mean.
+        """Replace flat gradients, by their places in the model, by the group's mean; ``hypers`` are by name.
 
         They carry a factor ``scale``. With ``apply`` the update is applied at once where weight decay acts in front of
         the compression: on a rank whose optimizer will take no step. ``entering`` tells what of the gradients is new.
@@ -206,13 +205,13 @@ class Reducer:
             if scale != 1.0:
                 torch._foreach_div_(parts, scale)
             weights = tuple(self.parameters[segment.name] for segment in segments)
-            entered = tuple(hypers[segment.ordinal] for segment in segments)
+            entered = tuple(hypers[segment.name] for segment in segments)
             if entering is not None:
                 entered, weights = entering.enter(layout, parts, entered, weights)
             if self.pending:
                 self._add_pending(segments, parts, entered)
             context = ExchangeContext(layout, step, entered, weights)
-            norms = self.monitors.norms(step).of_gradients(parts)
+            norms = self.monitors.norms(step, parts)
             self.progress.dense_bytes += 4 * layout.numel
             self.monitors.add(step, self.running.aggregator.reduce(context, parts, norms))
             if apply:

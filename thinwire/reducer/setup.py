@@ -58,7 +58,7 @@ def view_of(parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer |
             raise ValueError(
                 f"parameter {name!r} is {kind}; gradients are exchanged as float32, so use real parameters"
             )
-    return OptimizerView(optimizer, dict(parameters)) if optimizer is not None else NoOptimizer()
+    return OptimizerView(optimizer, dict(parameters)) if optimizer is not None else NoOptimizer(parameters)
 
 
 def method_of(method: Method | str, parameters: Mapping[str, Tensor], view: OptimizerView | NoOptimizer) -> Method:

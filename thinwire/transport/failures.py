@@ -41,7 +41,7 @@ def period_s(timeout_s: float) -> float:
 
 @dataclass
 class _Mark:
-    """Where this rank is; written by whoever exchanges, read by the lookout's thread."""
+    """Where this rank is; written by whoever exchanges, read by the detector's thread."""
 
     step: int = 0
     stage: str = ""
@@ -68,7 +68,7 @@ class FailureDetector:
         self._jobs: queue.SimpleQueue[Callable[[_Board], None] | None] = queue.SimpleQueue()
         board = _Board(store, rank, self._others, self.period_s, store_host)
         self._thread = threading.Thread(
-            target=_watch, args=(board, self._mark, self._jobs, self.period_s), name="thinwire-lookout", daemon=True
+            target=_watch, args=(board, self._mark, self._jobs, self.period_s), name="thinwire-failures", daemon=True
         )
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._jobs, self._thread)  # also when the interpreter ends
@@ -118,7 +118,7 @@ class FailureDetector:
 
 
 def failure_detector_of(group: dist.ProcessGroup, device: torch.device, timeout_s: float | None) -> FailureDetector:
-    """A lookout on the members of a group, with a connection to its store that nobody else waits on.
+    """A detector for the members of a group, with a connection to its store that nobody else waits on.
 
     A collective call: the ranks agree on a token, because torchrun can keep a store, with old notes, over restarts.
     """
@@ -155,7 +155,7 @@ def _is_recent(note: Mapping[str, Any], step: int) -> bool:
 
 
 class _Board:
-    """The notes in the store; used by the lookout's thread alone, because a store can keep one waiting."""
+    """The notes in the store; used by the detector's thread alone, because a store can keep one waiting."""
 
     def __init__(self, store: Any, rank: int, others: tuple[int, ...], period_s: float, store_host: int | None) -> None:
         self.store, self.rank, self.others, self.period_s = store, rank, others, period_s

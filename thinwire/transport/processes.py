@@ -28,8 +28,8 @@ class TorchNet(Counted):
     """A torch.distributed process group.
 
     Gloo works on host memory: a frame that was made on a GPU crosses through pinned memory, and arrives on the host.
-    With NCCL everything stays on the device. What fails on the way becomes an ExchangeError; with a ``lookout`` it says
-    which rank is missing.
+    With NCCL everything stays on the device. What fails on the way becomes an ExchangeError; with a
+    ``failure_detector`` it says which rank is missing.
     """
 
     failure_detector: FailureDetector | None = None

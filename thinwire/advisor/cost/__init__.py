@@ -5,7 +5,7 @@ step from measured speeds.
 """
 
 from thinwire.advisor.cost.papers import (
-    Cluster,
+    PaperCluster,
     density_after,
     gtopk_dense_s,
     gtopk_gtopk_s,
@@ -19,15 +19,15 @@ from thinwire.advisor.cost.papers import (
     weak_throughput,
 )
 from thinwire.advisor.cost.plans import bucket_layouts, plan_exchange
-from thinwire.advisor.cost.steps import Bucket, ExchangeCost, Prediction, Workload, predict, schedule
+from thinwire.advisor.cost.steps import ExchangeCost, Prediction, TimedBucket, Workload, predict, schedule
 from thinwire.engine.traffic_plan import Plan
 
 __all__ = [
-    "Bucket",
-    "Cluster",
     "ExchangeCost",
+    "PaperCluster",
     "Plan",
     "Prediction",
+    "TimedBucket",
     "Workload",
     "bucket_layouts",
     "density_after",

@@ -42,7 +42,7 @@ def gtopk_gtopk_s(
 
 
 @dataclass(frozen=True)
-class Cluster:
+class PaperCluster:
     """The machines of Appendix B: rates between GPUs, from GPU to CPU and between machines, and the latency there."""
 
     gpu_rate: float  # C_gwd
@@ -52,7 +52,7 @@ class Cluster:
 
 
 def strong_scaling_s(
-    cluster: Cluster, gpus: int, machines: int, one_gpu_s: float, nbytes: float, wire_nbytes: float | None = None
+    cluster: PaperCluster, gpus: int, machines: int, one_gpu_s: float, nbytes: float, wire_nbytes: float | None = None
 ) -> float:
     """T_strong (Eq. 27): one mini-batch of K samples spread over N = i j GPUs; ``one_gpu_s`` is T(1, 1, K, |g|).
 
@@ -64,7 +64,7 @@ def strong_scaling_s(
 
 
 def weak_scaling_s(
-    cluster: Cluster, gpus: int, machines: int, one_gpu_s: float, nbytes: float, wire_nbytes: float | None = None
+    cluster: PaperCluster, gpus: int, machines: int, one_gpu_s: float, nbytes: float, wire_nbytes: float | None = None
 ) -> float:
     """T_weak (Eq. 29): every GPU trains K samples."""
     copy_s = nbytes / cluster.cpu_rate
@@ -72,20 +72,34 @@ def weak_scaling_s(
 
 
 def strong_throughput(
-    cluster: Cluster, gpus: int, machines: int, one_gpu_s: float, nbytes: float, batch: int, wire: float | None = None
+    cluster: PaperCluster,
+    gpus: int,
+    machines: int,
+    one_gpu_s: float,
+    nbytes: float,
+    batch: int,
+    wire: float | None = None,
 ) -> float:
     """Samples a second, K / T_strong (Eq. 28)."""
     return batch / strong_scaling_s(cluster, gpus, machines, one_gpu_s, nbytes, wire)
 
 
 def weak_throughput(
-    cluster: Cluster, gpus: int, machines: int, one_gpu_s: float, nbytes: float, batch: int, wire: float | None = None
+    cluster: PaperCluster,
+    gpus: int,
+    machines: int,
+    one_gpu_s: float,
+    nbytes: float,
+    batch: int,
+    wire: float | None = None,
 ) -> float:
     """Samples a second, N K / T_weak (Eq. 30)."""
     return gpus * machines * batch / weak_scaling_s(cluster, gpus, machines, one_gpu_s, nbytes, wire)
 
 
-def _communication_s(cluster: Cluster, gpus: int, machines: int, nbytes: float, wire_nbytes: float | None) -> float:
+def _communication_s(
+    cluster: PaperCluster, gpus: int, machines: int, nbytes: float, wire_nbytes: float | None
+) -> float:
     """T_comm = |g| / C_gwd log2 i + |g| / C_cwd + (C_ncost + |g| / C_nwd) log2 j."""
     _check(gpus, nbytes)
     _check(machines, nbytes)

@@ -23,7 +23,7 @@ BUCKET = 25 * 2**20
 
 
 @dataclass(frozen=True)
-class Bucket:
+class TimedBucket:
     """Gradients that become ready together: when, counted from the step's start, and which parameters."""
 
     ready_s: float
@@ -39,7 +39,7 @@ class Workload:
     """A step without communication: ``compute_s`` from zero_grad to the end of optimizer.step, on the slowest rank."""
 
     compute_s: float
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[TimedBucket, ...]
 
     @property
     def numel(self) -> int:
@@ -62,7 +62,7 @@ class Workload:
             rows.append((f"tensor{ordinal}", ordinal, torch.Size([1, count])))
             inside, done = inside + 4 * count, done + count
             if inside >= limit or done == params:
-                buckets.append(Bucket(compute_s * (1 / 3 + 2 / 3 * done / params), tuple(rows)))
+                buckets.append(TimedBucket(compute_s * (1 / 3 + 2 / 3 * done / params), tuple(rows)))
                 rows, inside, limit = [], 0, BUCKET
         return cls(compute_s, tuple(buckets))
 
@@ -134,7 +134,7 @@ def predict(
     Where buckets may travel together the better of two ways is taken: all of them
     alone, or all in one exchange after backward.
     """
-    together = (Bucket(work.buckets[-1].ready_s, tuple(row for bucket in work.buckets for row in bucket.rows)),)
+    together = (TimedBucket(work.buckets[-1].ready_s, tuple(row for bucket in work.buckets for row in bucket.rows)),)
     ways = [work.buckets, together] if fuses(method) else [work.buckets]
     return min((_predict(method, work, way, link, cost, hosts, overlap) for way in ways), key=lambda one: one.step_s)
 
@@ -142,7 +142,7 @@ def predict(
 def _predict(
     method: Method,
     work: Workload,
-    buckets: Sequence[Bucket],
+    buckets: Sequence[TimedBucket],
     link: Link,
     cost: ExchangeCost,
     hosts: int,

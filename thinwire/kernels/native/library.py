@@ -84,6 +84,7 @@ def _loaded() -> ctypes.CDLL | str:
     return load(_PATH)
 
 
+@lru_cache(maxsize=1)
 def handle() -> ctypes.CDLL | None:
     """The library, loaded; None where it is not there, and then ``why_not`` says why."""
     loaded = _loaded()

@@ -25,7 +25,7 @@ from thinwire.advisor import advice
 from thinwire.advisor.cost.steps import fuses
 from thinwire.edges import bucket_fusion as merging
 from thinwire.lab import emulation
-from thinwire.lab.bench.cluster_worker import MARK, Job, split_merging
+from thinwire.lab.bench.cluster_worker import MARK, BenchJob, split_merging
 from thinwire.lab.bench.models import MODELS
 from thinwire.lab.bench.peers import PEERS
 from thinwire.lab.bench.rows import commit, hardware, percentiles, today
@@ -36,7 +36,7 @@ VECTORS = 6  # of the model's size that a method holds: parameters, gradients, D
 MEMORY_SHARE = 0.7  # of what is free: the rest is for activations, and for the processes themselves
 TCP = emulation.CUBIC  # of all hosts, and so said in every row
 
-Row = dict[str, Any]
+ClusterRow = dict[str, Any]
 
 
 class HostFailed(RuntimeError):
@@ -83,13 +83,13 @@ def at_once(model: str, hosts: int) -> int:
 
 
 def measure_cluster(
-    hosts: int, rate: str, job: Job, on_row: Callable[[str], None] = lambda what: None
-) -> tuple[list[Row], list[Row]]:
+    hosts: int, rate: str, job: BenchJob, on_row: Callable[[str], None] = lambda what: None
+) -> tuple[list[ClusterRow], list[ClusterRow]]:
     """Run one combination; return its rows, and what each round's predictions were made from."""
     job = dataclasses.replace(job, at_once=at_once(job.model, hosts))
     command = [sys.executable, "-m", "thinwire.lab.bench.cluster_worker", json.dumps(dataclasses.asdict(job))]
-    parts: list[Row] = []
-    profiles: list[Row] = []
+    parts: list[ClusterRow] = []
+    profiles: list[ClusterRow] = []
     lines: list[str] = []
 
     def keep(host: int, line: str) -> None:
@@ -117,7 +117,7 @@ def measure_cluster(
     return [finished(row, hosts, rate, job) for row in rows], profiles
 
 
-def merged(parts: Sequence[Row]) -> Row:
+def merged(parts: Sequence[ClusterRow]) -> ClusterRow:
     """One row of a method's rounds: all its steps, the mean a step of what was counted, the median prediction."""
     weights = [len(part["seconds"]) for part in parts]
 
@@ -143,7 +143,7 @@ def machine() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores for all hosts, 1 thread per host"
 
 
-def finished(row: Row, hosts: int, rate: str, job: Job) -> Row:
+def finished(row: ClusterRow, hosts: int, rate: str, job: BenchJob) -> ClusterRow:
     """The row as it is written: percentiles of its steps' times, and of their shares of the no-communication speed."""
     p20, p50, p80 = percentiles(row["seconds"])
     share20, share50, share80 = (1e-3 * share for share in percentiles(row["shares"]))
@@ -175,7 +175,7 @@ def finished(row: Row, hosts: int, rate: str, job: Job) -> Row:
     }
 
 
-def accuracy(rows: Sequence[Row]) -> str:
+def accuracy(rows: Sequence[ClusterRow]) -> str:
     """One sentence about one combination's predictions: how far off, and what following them would have cost."""
     judged = [row for row in rows if row["predicted_ms"] and row["method"] not in ("noop", *PEERS)]
     if not judged:

@@ -1,6 +1,6 @@
 """One host's part of `thinwire bench cluster`: measures the machine, then every method's steps; rank 0 prints rows.
 
-python -m thinwire.lab.bench.cluster_worker JOB        # JOB: a Job as JSON, in the environment of thinwire cluster
+python -m thinwire.lab.bench.cluster_worker JOB        # JOB: a BenchJob as JSON, in the environment of thinwire cluster
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MARK = "THINWIRE-ROW "
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class BenchJob:
     """What a combination of hosts and rate measures."""
 
     model: str
@@ -64,7 +64,7 @@ def split_merging(method: str) -> tuple[str, str]:
 class Host:
     """One rank: its batch, and fresh models."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: BenchJob) -> None:
         self.job, self.spec = job, MODELS[job.model]
         torch.manual_seed(1 + dist.get_rank())
         self.inputs, self.labels = self.spec.inputs(), self.spec.labels()
@@ -240,7 +240,7 @@ def say(rank: int, row: dict[str, Any]) -> None:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    job = Job(**{**given, "methods": tuple(given["methods"])})
+    job = BenchJob(**{**given, "methods": tuple(given["methods"])})
     torch.set_num_threads(1)  # all hosts share this machine's cores
     dist.init_process_group("gloo")
     host = Host(job)

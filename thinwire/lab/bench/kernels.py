@@ -30,7 +30,7 @@ DEFAULTS: tuple[Method, ...] = (DGC(), GTopK(), TernGrad(), BlockSign())
 Work = Callable[[int], object]
 
 
-class Stopwatch(DryNet):
+class TimingNet(DryNet):
     """A dry net that takes the time whenever frames leave and come; one exchange at a time.
 
     The marks of an exchange are its start, begin and end of every call in which frames travel, and its end.
@@ -76,7 +76,7 @@ class Stopwatch(DryNet):
 
 def exchange_seconds(method: Method, numel: int, device: torch.device, repeats: int) -> tuple[list[float], list[float]]:
     """Seconds to the frame, and from the frames on, of exchanges of one tensor; the engine is used here alone."""
-    net = Stopwatch(RANKS, device)
+    net = TimingNet(RANKS, device)
     rows = even_rows(method, [[("gradient", 0, torch.Size([1, numel]))]], RANKS)
     run = ExchangeBenchmark(method, rows, net, True, device)
     parts = []

@@ -8,7 +8,7 @@ Nothing of the machine's own network is touched, and nothing has to be cleaned u
 names and end with the processes in them.
 """
 
-from thinwire.lab.emulation.cluster import Cluster, HostResult, Interrupted, Result
+from thinwire.lab.emulation.cluster import Cluster, HostResult, Result, RunInterrupted
 from thinwire.lab.emulation.network import Counters, EmulationError, why_no_latency, why_no_tcp, why_not
 from thinwire.lab.emulation.settings import CUBIC, Cut, Fault, Kill, Links, Slow, parse_rate, rate_text
 
@@ -20,10 +20,10 @@ __all__ = [
     "EmulationError",
     "Fault",
     "HostResult",
-    "Interrupted",
     "Kill",
     "Links",
     "Result",
+    "RunInterrupted",
     "Slow",
     "parse_rate",
     "rate_text",

@@ -64,7 +64,7 @@ class Result:
         return 0 if self.failed_rank is None else self.hosts[self.failed_rank].exit_code
 
 
-class Interrupted(KeyboardInterrupt):
+class RunInterrupted(KeyboardInterrupt):
     """Ctrl-C while a command ran; all hosts have ended, and `result` has what was counted until then."""
 
     def __init__(self, result: Result) -> None:
@@ -182,7 +182,7 @@ class Cluster:
         check_command(command)
         self._shape(faults)
         links = json.dumps(self.links(faults).as_dict())
-        run = _Run(self, command, {Links.VARIABLE: links, **(env or {})}, on_line)
+        run = _RunningCommand(self, command, {Links.VARIABLE: links, **(env or {})}, on_line)
         try:
             run.start()
             run.wait(faults, timeout_s)
@@ -191,7 +191,7 @@ class Cluster:
                 run.signal(signal.SIGINT)
                 run.wait_until(time.monotonic() + self.grace_s)
             with _undisturbed():
-                raise Interrupted(run.finish()) from None
+                raise RunInterrupted(run.finish()) from None
         except BaseException:
             with _undisturbed():
                 run.finish()
@@ -225,7 +225,7 @@ def check_command(command: Sequence[str]) -> None:
         raise ValueError(f"the command '{command[0]}' {'cannot be executed' if there else 'was not found'}")
 
 
-class _Run:
+class _RunningCommand:
     """One command on all hosts."""
 
     def __init__(

@@ -35,7 +35,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressEvent:
     """Where a run stands."""
 
     spec: str
@@ -136,5 +136,5 @@ class Resumed:
     step: int
 
 
-Event = Started | Resumed | Progress | Steps | Epoch | Histograms | Outcome | Halted
+Event = Started | Resumed | ProgressEvent | Steps | Epoch | Histograms | Outcome | Halted
 Report = Callable[[Event], None]

@@ -20,9 +20,9 @@ import thinwire
 from thinwire.lab import peers
 from thinwire.lab.recipes.base import Batch, Recipe, samples_in
 from thinwire.lab.recipes.checkpoints import Checkpoints
-from thinwire.lab.recipes.events import Breakdown, Epoch, Halted, Outcome, Progress, Report, Steps
+from thinwire.lab.recipes.events import Breakdown, Epoch, Halted, Outcome, ProgressEvent, Report, Steps
 from thinwire.lab.recipes.histograms import GradientTap, histograms
-from thinwire.lab.recipes.tally import Clock, Tally, tally
+from thinwire.lab.recipes.tally import Tally, TrainingClock, tally
 from thinwire.transport import GroupNet, TorchNet
 from thinwire.transport.failures import FailureDetector
 
@@ -47,7 +47,7 @@ class Stopped(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What is the same for all methods of a run, and for all ranks."""
 
     epochs: int
@@ -64,7 +64,7 @@ class Training:
     """
 
     def __init__(
-        self, recipe: Recipe, spec: str, plan: Plan, net: GroupNet, report: Report, method: str | None = None
+        self, recipe: Recipe, spec: str, plan: TrainingPlan, net: GroupNet, report: Report, method: str | None = None
     ) -> None:
         self.recipe, self.spec, self.plan, self.net, self.report = recipe, spec, plan, net, report
         self.method = recipe.adapted(peers.parse(spec if method is None else method))
@@ -86,7 +86,7 @@ class Training:
         self.loss_mean = self.bytes_mean = 0.0
         self.before = Tally()  # until this process took over
         self.at_line = Tally()
-        self.clock, self.samples, self.first_step = Clock(recipe.device), 0, 0
+        self.clock, self.samples, self.first_step = TrainingClock(recipe.device), 0, 0
         self.line_every = max(LEAST_LINE_STEPS, round(self.num_steps / NUM_LINES))
         self.next_check, self.last_check = 1, (0, 0.0)
         self._carried: tuple[dict[str, Any], list[Tensor]] | None = None
@@ -208,7 +208,7 @@ class Training:
             self.losses[1] = 0
         if self.net.rank == 0:
             self.report(
-                Progress(
+                ProgressEvent(
                     spec=self.spec,
                     epoch=self.epoch,
                     epochs=self.plan.epochs,

@@ -58,7 +58,7 @@ class Tally:
         )
 
 
-class Clock:
+class TrainingClock:
     """Times a run: all of it while it is running, and the way from `forward` to `backward_done` of every step.
 
     On a GPU the latter is measured by events on its stream, so that no step waits for the device.
@@ -100,7 +100,7 @@ class Clock:
             self._spans.add(self._begin, mark(self.device))
 
 
-def tally(clock: Clock, stats: Stats, steps: int, samples: int) -> Tally:
+def tally(clock: TrainingClock, stats: Stats, steps: int, samples: int) -> Tally:
     """What a clock and a wire counted in this process."""
     return Tally(
         steps=steps,

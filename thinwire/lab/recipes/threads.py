@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from thinwire.lab.recipes.base import Batch, Recipe, samples_in
 from thinwire.lab.recipes.events import Report
 from thinwire.lab.recipes.joint import JointStep
-from thinwire.lab.recipes.loop import Plan, Training
+from thinwire.lab.recipes.loop import Training, TrainingPlan
 from thinwire.reducer import Reducer
 from thinwire.transport import ThreadNet, ThreadWorld
 
@@ -29,7 +29,13 @@ class ThreadTraining(Training):
     """
 
     def __init__(
-        self, recipe: Recipe, spec: str, plan: Plan, net: ThreadNet, report: Report, joint: JointStep | None = None
+        self,
+        recipe: Recipe,
+        spec: str,
+        plan: TrainingPlan,
+        net: ThreadNet,
+        report: Report,
+        joint: JointStep | None = None,
     ) -> None:
         self.world: ThreadWorld = net.world
         self.joint = joint

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from thinwire.lab.emulation import Links
-from thinwire.lab.report.inputs import PHASES, Advice, Input, Measurements, Numbers, Run
+from thinwire.lab.report.inputs import PHASES, Input, Measurements, Numbers, Run, SavedAdvice
 from thinwire.lab.report.scaling import scaling_charts
 
 MAX_POINTS = 1000  # of a curve; longer ones are averaged in equal pieces, and the page says so
@@ -17,7 +17,7 @@ MAX_POINTS = 1000  # of a curve; longer ones are averaged in equal pieces, and t
 def gather(inputs: Sequence[Input]) -> dict[str, Any]:
     """Sections (a recipe each), scaling charts, methods in the order of the legend, and sources."""
     runs = [item for item in inputs if isinstance(item, Run)]
-    advice = [item for item in inputs if isinstance(item, Advice)]
+    advice = [item for item in inputs if isinstance(item, SavedAdvice)]
     measured = [item for item in inputs if isinstance(item, Measurements)]
     recipes = dict.fromkeys(str(run.config.get("recipe", "training")) for run in runs)
     sections = [

@@ -45,7 +45,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Advice:
+class SavedAdvice:
     """What `thinwire advise --json` wrote."""
 
     name: str
@@ -61,7 +61,7 @@ class Measurements:
     rows: list[dict[str, Any]]
 
 
-Input = Run | Advice | Measurements
+Input = Run | SavedAdvice | Measurements
 
 
 def read(path: Path) -> Input:
@@ -79,7 +79,7 @@ def read(path: Path) -> Input:
         raise ValueError(f"'{path}' cannot be read: {error.strerror}") from error
     if isinstance(value, dict) and value.get("kind") == "advice":
         rows = [_prediction(row, f"'{path}'") for row in _list(value.get("predictions"), f"predictions in '{path}'")]
-        return Advice(path.name, {k: v for k, v in value.items() if k != "predictions"}, rows)
+        return SavedAdvice(path.name, {k: v for k, v in value.items() if k != "predictions"}, rows)
     if (
         isinstance(value, list)
         and value

@@ -6,13 +6,13 @@ import math
 import re
 from typing import Any, TypeGuard
 
-from thinwire.lab.report.inputs import PHASES, Advice, Measurements
+from thinwire.lab.report.inputs import PHASES, Measurements, SavedAdvice
 
 SAME_RATE = 1.5  # a measured bandwidth lies below the link's rate (headers, one stream), but not this far
 SAME_PREDICTION = 1.25  # rows that carry a prediction further from the advice than this are of another model
 
 
-def scaling_charts(advice: list[Advice], measured: list[Measurements]) -> list[dict[str, Any]]:
+def scaling_charts(advice: list[SavedAdvice], measured: list[Measurements]) -> list[dict[str, Any]]:
     """A chart for each advice, and one for each (model, rate) that was measured and belongs to no advice."""
     charts = [_chart_of(item) for item in advice]
     settings: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -32,7 +32,7 @@ def scaling_charts(advice: list[Advice], measured: list[Measurements]) -> list[d
     return charts
 
 
-def _chart_of(item: Advice) -> dict[str, Any]:
+def _chart_of(item: SavedAdvice) -> dict[str, Any]:
     facts = item.facts
     words = [str(facts[key]) for key in ("model", "rate") if isinstance(facts.get(key), str) and facts[key]]
     if not words and _is_number(facts.get("params")):
@@ -50,7 +50,7 @@ def _chart_of(item: Advice) -> dict[str, Any]:
     }
 
 
-def _belongs(rows: list[dict[str, Any]], model: str, rate: str, item: Advice) -> bool:
+def _belongs(rows: list[dict[str, Any]], model: str, rate: str, item: SavedAdvice) -> bool:
     """The advice is about what was measured: no fact that both name differs."""
     facts = item.facts
     if isinstance(facts.get("model"), str) and facts["model"] and model and facts["model"] != model:

@@ -156,7 +156,7 @@ class Fused(nn.Module):
 
 def clean(fixed: FixedBuckets) -> bool:
     """Whether nothing of an earlier pass waits there for the rest of a group."""
-    return not any(fixed._parts) and not fixed._open
+    return not any(fixed._parts)
 
 
 def accumulated_and_broken_off(group: dist.ProcessGroup, cap: float) -> list[Any]:

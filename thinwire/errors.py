@@ -1,8 +1,13 @@
-"""The error types that are not plain ValueErrors, and a sentence that two rooms say."""
+"""The error types that are not plain ValueErrors, and sentences that two rooms say."""
 
 UNCOPIED = (
     "a wire and its reducer belong to one model and process group and cannot be copied or saved; save "
     "wire.state_dict(), or attach the copy of the model"
+)
+
+TRAINED_INSIDE = (
+    "a training step inside averaged() would be lost, because every rank's own parameters come back at the end of the "
+    "block; train outside of it"
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Case:
     """One method with its options (the same words for engine and oracle) under one optimizer."""
 
     name: str
-    oracle: ModuleType
+    oracle: ModuleType | SimpleNamespace
     method: str | None
     optimizer: SGD | Adam
     options: dict[str, Any] = field(default_factory=dict)
@@ -213,6 +213,13 @@ CASES = [
 ]  # fmt: skip
 
 
+def _dense(problem: Problem, N: int, steps: int, optimizer: SGD | Adam) -> list[Params]:
+    return dense(problem, N, optimizer)[:steps]
+
+
+DENSE = Case("Dense", SimpleNamespace(simulate=_dense), "Dense", NESTEROV_DECAY)
+
+
 def of_rank(snapshot: Params | list[Params], rank: int) -> Params:
     """Parameters of one worker: simulations whose workers differ give a list."""
     return snapshot[rank] if isinstance(snapshot, list) else snapshot
@@ -234,9 +241,11 @@ def dense(problem: Problem, N: int, optimizer: SGD | Adam) -> list[Params]:
     return trajectory
 
 
-def follow(cluster: Cluster, case: Case, N: int, ddp_options: dict[str, Any], last: bool = False) -> None:
+def follow(
+    cluster: Cluster, case: Case, N: int, ddp_options: dict[str, Any], last: bool = False, loop: str = "Loop"
+) -> None:
     expected = case.simulate(N)
-    args = (case.problem, case.steps, case.optimizer, case.method, case.options, ddp_options)
+    args = (case.problem, case.steps, case.optimizer, case.method, case.options, ddp_options, loop)
     results = cluster.run(real.train, N, *args, last=last)
     for t in range(case.steps):
         for r in range(N):

@@ -105,3 +105,21 @@ class Problem:
 
         x, labels = self.batch(worker, step)
         return torch.nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(labels))
+
+
+@dataclass(frozen=True)
+class SharpProblem(Problem):
+    """Gradients are those of other parameters, as with SAM: ``away`` from the ones that they are for."""
+
+    def away(self, step: int) -> Params:
+        """What lies between them; exactly representable in float32."""
+        rng = np.random.default_rng([self.seed, 4, step])
+        shapes = {name: value.shape for name, value in self.initial().items()}
+        return {
+            name: (rng.standard_normal(shape) * 0.05).astype(np.float32).astype(np.float64)
+            for name, shape in shapes.items()
+        }
+
+    def gradient(self, w: Params, worker: int, step: int) -> Params:
+        away = self.away(step)
+        return super().gradient({name: value + away[name] for name, value in w.items()}, worker, step)

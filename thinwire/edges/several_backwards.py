@@ -37,6 +37,7 @@ UNUSED = (
     "only the step of an optimizer tells that a gradient was used"
 )
 MANY = 100  # passes
+OtherStepped = Callable[[torch.optim.Optimizer | None, torch.optim.Optimizer], None]
 WATCHED = 3  # optimizer steps in which copies are made to see whether one has several passes
 
 
@@ -79,7 +80,9 @@ class OpenStep:
         self._shares: dict[int, Share] = {}  # by ordinal
         self._held: dict[int, Held] = {}  # by ordinal, as the running pass found it
 
-    def watch(self, optimizer: torch.optim.Optimizer, noted: Callable[[], None]) -> list[Any]:
+    def watch(
+        self, optimizer: torch.optim.Optimizer, noted: Callable[[], None], other_stepped: OtherStepped
+    ) -> list[Any]:
         """Look at .grad before a backward pass changes it (``noted`` is called then, too), and after the steps of other
         optimizers that have these parameters, as one inside of ``optimizer``; return the handles of the hooks."""
         watched, own = weakref.ref(self), weakref.ref(optimizer)  # a hook must not keep alive what it is for
@@ -93,6 +96,7 @@ class OpenStep:
         def after(other: torch.optim.Optimizer, *_: Any) -> None:
             one = watched()
             if one is not None and other is not own() and one.knows(other):
+                other_stepped(own(), other)
                 one.stepped()
 
         of_all = register_optimizer_step_post_hook(after)

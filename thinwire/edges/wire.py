@@ -19,17 +19,20 @@ from thinwire.edges.ddp import Router, router_of
 from thinwire.edges.drift_warning import DriftWarning
 from thinwire.edges.fixed_buckets import FixedBuckets
 from thinwire.edges.forward_checks import ForwardChecks
+from thinwire.edges.other_optimizer_warning import OtherOptimizerWarning
 from thinwire.edges.several_backwards import EnteringOpenStep, Held, OpenStep
 from thinwire.edges.uncopied_hook import OwnHook
 from thinwire.engine.context import Hyper
 from thinwire.engine.optimizer import OptimizerView
 from thinwire.engine.worker import Bucket
-from thinwire.errors import UNCOPIED
+from thinwire.errors import TRAINED_INSIDE, UNCOPIED
 from thinwire.methods import Method
 from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
+from thinwire.monitor.ranks_differ import UNKNOWN
 from thinwire.monitor.size_warning import SizeWarning
 from thinwire.monitor.stragglers import SAMPLE_EVERY
 from thinwire.reducer import Reducer
+from thinwire.reducer.observing import needs_its_optimizer, numbers_to_compare
 from thinwire.stats import Stats
 from thinwire.torch_private import backward_is_running, has_joined, ignored_by_ddp
 from thinwire.transport.failures import FailureDetector
@@ -46,15 +49,17 @@ class Wire:
         self._drift_warning = DriftWarning(lambda: reducer.drifted)
         self._bypass_warning = BypassWarning()
         self._size_warning = SizeWarning()
-        # A scaler unscales gradients before the step, so where there is one nothing can be told.
-        watches = reducer.nets.own.rank == 0 and (reducer.skipper is None or reducer.skipper.scaler is None)
-        self._clip_warning = ClipAfterExchangeWarning(parameters.values()) if watches else None
+        self._other_optimizer_warning = OtherOptimizerWarning()
+        speaks = reducer.nets.own.rank == 0  # one rank does
+        self._clip_warning = ClipAfterExchangeWarning(parameters.values()) if speaks else None
         self._handles: list[Any] = []
         self._hypers: Mapping[str, Hyper] = {}  # of the pass that is running, by name
         self._used: set[int] = set()  # ids of the parameters that this pass used, where that is tracked
-        self._open = OpenStep(list(parameters.values()), logs=reducer.nets.own.rank == 0)
+        self._open = OpenStep(list(parameters.values()), logs=speaks)
         assert isinstance(reducer.view, OptimizerView)
-        self._watching = self._open.watch(reducer.view.optimizer, self._bypass_warning.backward)
+        self._watching = self._open.watch(
+            reducer.view.optimizer, self._bypass_warning.backward, self._other_optimizer_warning.stepped
+        )
         reducer.stepped, reducer.restarted = self._open.stepped, self._open.restart
         reducer.monitors.replicas = self._replicas
         self._router: Router = router_of(model)
@@ -154,6 +159,7 @@ class Wire:
         self._plan = self._make_plan()
         if self.reducer.nets.own.rank == 0:  # one rank speaks
             self._handles.append(self.reducer.view.before_step(self._before_optimizer_step))
+            self._other_optimizer_warning.matters = needs_its_optimizer(self.reducer)
         if self.method.averaging_interval is not None:
             self._handles += self._drift_warning.watch(self.model.module)
         self._handles.append(self.model.register_forward_pre_hook(OwnHook(self._before_forward)))
@@ -201,7 +207,8 @@ class Wire:
 
     def _before_optimizer_step(self, *_: Any) -> None:
         if self._clip_warning is not None:
-            self._clip_warning.before_step(self.method)
+            scaler = self.reducer.skipper.scaler if self.reducer.skipper is not None else None
+            self._clip_warning.before_step(self.method, float(scaler.get_scale()) if scaler is not None else 1.0)
         if self.reducer.nets.own.size > 1:
             self._bypass_warning.before_step(self.reducer.progress.passes)
             if self._size_warning.counts(self.reducer.running, self.reducer.progress.step):
@@ -225,6 +232,10 @@ class Wire:
     def _on_bucket(self, bucket: Bucket) -> None:
         """Called by DDP inside backward, in the same bucket order on every rank."""
         reducer, progress = self.reducer, self.reducer.progress
+        if reducer.shows_mean:  # refused by all ranks, and nothing is exchanged
+            self._used.clear()
+            bucket.complete(ValueError(TRAINED_INSIDE))
+            return
         bucket.ordinals = [self._ordinals[id(p)] for p in bucket.parameters]
         if bucket.is_first:
             self._hypers = reducer.view.hypers()  # of the pass
@@ -239,8 +250,9 @@ class Wire:
             if self._clip_warning is not None and not self._clip_warning.ended:
                 self._clip_warning.after_backward()
             progress.passes += 1
-            if progress.passes % SAMPLE_EVERY == 0 and reducer.monitors.compares_pace(reducer.running):
-                reducer.worker.submit([], lambda _: reducer.monitors.sample_pace())
+            if progress.passes % SAMPLE_EVERY == 0 and reducer.monitors.compares_ranks(reducer.running):
+                numbers = UNKNOWN if self._shadows else numbers_to_compare(reducer)  # read now: a scheduler may go on
+                reducer.worker.submit([], lambda _: reducer.monitors.compare_ranks(numbers))
 
     def _begin_pass(self) -> None:
         """Count a pass to the step that earlier passes have begun, where there was no optimizer step in between."""

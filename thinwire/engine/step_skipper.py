@@ -108,3 +108,10 @@ class StepSkipper:
         """Whether the optimizer step that just ended was one to pass over; true once a skipped step."""
         skipped, self._drop_gradients = self._drop_gradients, False
         return skipped
+
+
+def left_out(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a GradScaler told an optimizer with ``fused=True`` in this step to change nothing: others are not called
+    in such a step."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)

@@ -80,6 +80,11 @@ class RunningMethod:
         shown = part.compressor.stages(context, x, part.stages.agree, part.net.rank)
         return {stage: {s.name: values[s.span] for s in layout.coded} for stage, values in shown.items()}
 
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept from one step to the next."""
+        return any(self.aggregator.kinds().values())
+
     def kept(self, kind: str) -> dict[str, Tensor]:
         """What memories keep of a kind, by parameter name; nothing where they have no such kind."""
         states = [part.memory.state for part in self._parts if _memory(part) is not None]

@@ -16,6 +16,7 @@ from thinwire.monitor.user_warning import warn_user
 from thinwire.torch_private import after_backward, backward_is_running, version_of
 
 STEPS = 3  # optimizer steps that are looked at: a loop that writes into gradients does so at every one
+ROUNDING = 1e-4  # relative, of a norm whose scale was taken out
 WRITING = 100  # where it does, a threshold may be reached later
 SENTENCE = (
     "thinwire: gradients are changed between backward and optimizer.step(). If that is clip_grad_norm_ or "
@@ -58,16 +59,19 @@ class ClipAfterExchangeWarning:
         with torch.no_grad():
             return list(torch._foreach_norm([grad for grad, _ in self._seen], 2)) if self._seen else []
 
-    def before_step(self, method: Any) -> None:
-        """Called before the optimizer's step with the wire's method."""
+    def before_step(self, method: Any, scale: float = 1.0) -> None:
+        """Called before the optimizer's step with the wire's method, and the loss's scale, which may be taken out of
+        the gradients meanwhile."""
         if self.ended:
             return
         self._steps += 1
         clips = [one.name for one in method.members if hasattr(one, "clip_norm")]
         if clips and any(version_of(grad) != version for grad, version in self._seen):
             self._last = WRITING
-            now = torch.stack(self._norms_now())
-            if not torch.allclose(now, torch.stack(self._norms), rtol=0, atol=0, equal_nan=True):
+            now, then = torch.stack(self._norms_now()), torch.stack(self._norms)
+            unscaled = scale != 1.0 and torch.allclose(now, then / scale, rtol=ROUNDING, atol=0)
+            passed_over = not bool(then.isfinite().all())  # any factor makes something else of an infinity
+            if not passed_over and not unscaled and not torch.allclose(now, then, rtol=0, atol=0):
                 self._last = 0
                 warn_user(SENTENCE.format(clips[0]))
         self._seen, self._norms = [], []

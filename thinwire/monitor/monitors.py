@@ -9,6 +9,7 @@ from torch import Tensor
 from thinwire.engine.norms import UNMEASURED, Measured, Norms
 from thinwire.methods.running_method import RunningMethod
 from thinwire.monitor.health import Guard, Health, measured_health
+from thinwire.monitor.ranks_differ import RanksDiffer
 from thinwire.monitor.replicas import GO_BACK, check_replicas
 from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import StragglerMonitor
@@ -31,6 +32,7 @@ class Monitors:
         replicas: Callable[[], Mapping[str, Tensor] | None],
     ) -> None:
         self.guard, self.stragglers, self.replicas = guard, StragglerMonitor(), replicas
+        self._ranks_differ = RanksDiffer()
         self.health: Health | None = None  # what the last measurement found
         self.log: StepLog | None = None
         self._nets, self.check_every = nets, check_replicas_every
@@ -59,15 +61,17 @@ class Monitors:
             self.guard.conclude(self.health, running.density(step))
             running.density_factor = self.guard.density_factor
 
-    def compares_pace(self, running: RunningMethod) -> bool:
-        """Whether the ranks compare their pace, every SAMPLE_EVERY passes."""
+    def compares_ranks(self, running: RunningMethod) -> bool:
+        """Whether the ranks compare their pace and their numbers, every SAMPLE_EVERY passes."""
         # With NCCL the host does not wait inside a collective, so it has nothing to compare.
         return self._nets.waits_on_host and running.method.communicates
 
-    def sample_pace(self) -> None:
+    def compare_ranks(self, numbers: Sequence[float]) -> None:
+        """Their pace, and these numbers (``ranks_differ.numbers_of``)."""
         nets = self._nets
         waited_s = sum(net.traffic.seconds for net in nets.all)
-        self.stragglers.sample(nets.own, waited_s, nets.between.traffic.handed, links=nets.inside is None)
+        handed, links = nets.between.traffic.handed, nets.inside is None
+        self._ranks_differ.judge(self.stragglers.sample(nets.own, waited_s, handed, links, numbers))
 
     def after_optimizer_step(self, passes: int, optimizer_steps: int, equal: bool) -> None:
         """Warn of what was measured, and compare the replicas where they should be ``equal`` at all."""
@@ -84,8 +88,9 @@ class Monitors:
     def warn(self) -> None:
         """Say once what a measurement found, on one rank."""
         sentence = self.guard.take_sentence() if self.guard is not None else None
-        if sentence is not None and self._nets.own.rank == 0:
-            warn_user(sentence)
+        for one in (sentence, *self._ranks_differ.take_sentences()):
+            if one is not None and self._nets.own.rank == 0:
+                warn_user(one)
 
     def checks_replicas(self, passes: int, equal: bool) -> bool:
         return self.check_every is not None and equal and passes - self._checked >= self.check_every

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,10 +63,13 @@ class StragglerMonitor:
         self._waited_s, self._handed = 0.0, 0
         self._since_s = time.perf_counter()
 
-    def sample(self, net: Net, waited_s: float, handed: int, links: bool) -> None:
-        """``waited_s`` and ``handed`` are the totals of this rank so far; ``links``: compare them too."""
+    def sample(
+        self, net: Net, waited_s: float, handed: int, links: bool, numbers: Sequence[float] = ()
+    ) -> list[list[float]]:
+        """``waited_s`` and ``handed`` are the totals of this rank so far; ``links``: compare them too. Return the
+        ``numbers`` of all ranks, which travel along."""
         now_s = time.perf_counter()
-        mine = [waited_s - self._waited_s, now_s - self._since_s, (handed - self._handed) / SAMPLE_EVERY]
+        mine = [waited_s - self._waited_s, now_s - self._since_s, (handed - self._handed) / SAMPLE_EVERY, *numbers]
         net.stage = "compare ranks' pace"
         with overhead(net):
             everybody = _gather(net, mine)
@@ -77,6 +81,7 @@ class StragglerMonitor:
         self.pace = Pace(waited, window_s, block_s, nbytes)
         self._waited_s, self._handed = waited_s, handed
         self._since_s = time.perf_counter()
+        return [row[3:] for row in everybody]
 
 
 def _gather(net: Net, numbers: list[float]) -> list[list[float]]:

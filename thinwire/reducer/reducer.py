@@ -19,26 +19,36 @@ from thinwire.engine.hierarchy import machine_groups
 from thinwire.engine.layout import flat_like, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.optimizer import NoOptimizer
-from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping
+from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping, left_out
 from thinwire.engine.worker import Worker
-from thinwire.errors import UNCOPIED, DetachedError
+from thinwire.errors import TRAINED_INSIDE, UNCOPIED, DetachedError
 from thinwire.methods import Method
 from thinwire.methods.running_method import RunningMethod
 from thinwire.monitor.health import Guard, check_watched
 from thinwire.monitor.monitors import Monitors
+from thinwire.monitor.scaler_check import ScalerCheck
 from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import SAMPLE_EVERY
 from thinwire.reducer.entering_gradients import Entering
 from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
+from thinwire.reducer.observing import numbers_to_compare
 from thinwire.reducer.progress import Progress
-from thinwire.reducer.setup import EdgeTerms, HierarchySpec, check_seen, form_of, group_of, method_of, view_of
+from thinwire.reducer.setup import (
+    EdgeTerms,
+    HierarchySpec,
+    agreed_method,
+    check_seen,
+    description_of,
+    group_of,
+    method_of,
+    view_of,
+)
 from thinwire.reducer.states import agreed_state, state_of, state_of_all
 from thinwire.reducer.summary import stats_of
 from thinwire.stats import Stats
 from thinwire.transport import Net, overhead
 from thinwire.transport.attach_roll_call import agree_to_attach
-from thinwire.transport.groups import check_agreement
 
 
 class Reducer:
@@ -92,18 +102,16 @@ class Reducer:
         except (ValueError, RuntimeError) as problem:
             error = str(problem)
         skips = scaler is not None or on_nonfinite == "skip"
-        description = {
-            "method": repr(chosen),
-            "hierarchy": [list(ranks) for ranks in machines] if machines is not None else None,
-            "parameters": {name: form_of(p) for name, p in self.parameters.items()},
-            "on_nonfinite": on_nonfinite,
-            "gated": str(skips),
-            "guard": str(guard),
-            "guard_every": str(guard_every),
-            "check_replicas_every": str(check_replicas_every),
-        }
         if parent is not None:
-            agree_to_attach(parent, {**description, **terms.description}, error)
+            options = {
+                "on_nonfinite": on_nonfinite,
+                "gated": str(skips),
+                "guard": str(guard),
+                "guard_every": str(guard_every),
+                "check_replicas_every": str(check_replicas_every),
+            }
+            description = description_of(chosen, machines, self.parameters, view, {**options, **terms.description})
+            agree_to_attach(parent, description, error)
         elif error is not None:
             raise ValueError(error)
         assert chosen is not None and view is not None
@@ -119,6 +127,7 @@ class Reducer:
         self.stepped: Callable[[], None] = lambda: None  # called after every step of the optimizer that counts
         self.restarted: Callable[[], None] = lambda: None  # called when another method or another state is there
         self.drifted = False  # the ranks' parameters differ, and this is not inside averaged()
+        self.shows_mean = False  # this is inside averaged(), and the ranks' own parameters come back behind it
         self._hand_over = HandOver(self.parameters, view, self.nets)
         self.pending: dict[str, Tensor] = {}  # gradients that enter the next exchange
         self._attached = True
@@ -144,6 +153,7 @@ class Reducer:
     def reduce(self, gradients: Mapping[str, Tensor]) -> None:
         """Replace every gradient by the group's mean, in place; one step. All ranks give the same names."""
         self._wait()
+        self._refuse_inside()
         self.nets.step = self.progress.step
         with self.nets.reporting():
             ordinals = places_of(gradients, self.parameters)
@@ -160,8 +170,8 @@ class Reducer:
             for group in self._groups(tuple(sorted(ordinals))):
                 self.exchange({place: parts[place] for place in group}, hypers, step, scale)
             self.monitors.step_exchanged(step, self.running)
-            if self.progress.passes % SAMPLE_EVERY == 0 and self.monitors.compares_pace(self.running):
-                self.monitors.sample_pace()
+            if self.progress.passes % SAMPLE_EVERY == 0 and self.monitors.compares_ranks(self.running):
+                self.monitors.compare_ranks(numbers_to_compare(self))
 
         self.worker.run(work)
         for place, name in ordinals.items():
@@ -247,8 +257,8 @@ class Reducer:
                 if pending.is_cuda:  # made on another stream
                     pending.record_stream(torch.cuda.current_stream(pending.device))
 
-    def _after_optimizer_step(self, *_: Any) -> None:
-        if self.skipper is not None and self.skipper.was_skipped():
+    def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if left_out(optimizer) or (self.skipper is not None and self.skipper.was_skipped()):
             return
         self.stepped()
         progress, interval = self.progress, self.method.averaging_interval
@@ -293,16 +303,24 @@ class Reducer:
     def averaged(self) -> Iterator[None]:
         """For the time of the block the parameters are their mean over all ranks, to evaluate or to save them.
 
-        Only methods with local gradients let ranks drift apart; with the others this changes nothing. Train outside.
+        Only methods with local gradients let ranks drift apart; with the others this changes nothing. Where ranks
+        drift, training inside is refused.
         """
         self._wait()
         with ExitStack() as stack:
             if self.method.replicas_drift:
                 with overhead(self.nets.own):
                     stack.enter_context(averaged(list(self.parameters.values()), self.nets.own))
+                stack.callback(self.view.before_step(self._refuse_inside).remove)
+                stack.callback(setattr, self, "shows_mean", False)
+                self.shows_mean = True
             stack.callback(setattr, self, "drifted", self.drifted)
             self.drifted = False
             yield
+
+    def _refuse_inside(self, *_: Any) -> None:
+        if self.shows_mean:
+            raise ValueError(TRAINED_INSIDE)
 
     # ---------------------------------------------------------------------------------------- changing the method
 
@@ -314,7 +332,7 @@ class Reducer:
         learning rate is 0 both wait until it is not. Warm-ups count steps from the beginning, not from the switch.
         """
         self._wait()
-        chosen = self._agree_on(method)
+        chosen = agreed_method(method, self.parameters, self.view, self.monitors, self.nets.own)
         hand_over, old = self._hand_over, self.running
         if self.method.replicas_drift:
             hand_over.make_equal()
@@ -330,20 +348,6 @@ class Reducer:
         for name, tensor in hand_over.give(old, self.running, velocity, rest).items():
             self.pending[name] = self.pending[name] + tensor if name in self.pending else tensor
         self.restarted()
-
-    def _agree_on(self, method: Method | str) -> Method:
-        """The method that all ranks switch to; the same ValueError on all of them where one cannot."""
-        error, chosen = None, None
-        try:
-            chosen = method_of(method, self.parameters, self.view)
-            guard = self.monitors.guard
-            check_watched(chosen, guard.mode if guard is not None else None, self.monitors.check_every)
-        except ValueError as problem:
-            error = str(problem)
-        with overhead(self.nets.own):
-            check_agreement(self.nets.own, {"method": repr(chosen)}, error)
-        assert chosen is not None
-        return chosen
 
     def detach(self) -> dict[str, Tensor]:
         """End compression: momentum goes back to the optimizer; returns what was not sent, as the group's mean by name.
@@ -397,6 +401,8 @@ class Reducer:
         self.view.take_over(running.method.name, momentum=momentum, weight_decay=weight_decay, given=self._take_loaded)
         if self.skipper is not None:
             self._handles.append(self.view.before_step(self.skipper.before_optimizer_step))
+        if running.keeps and (self.skipper is None or self.skipper.scaler is None):
+            self._handles.append(self.view.before_step(ScalerCheck().before_step))
         self._handles.append(self.view.after_step(self._after_optimizer_step))
 
     def _take_loaded(self, velocity: dict[str, Tensor]) -> None:
@@ -424,6 +430,7 @@ class Reducer:
         of all ranks, in host memory, and the others get {}. Every rank loads it, in a group of any size.
         """
         self._wait()
+        self.progress.states += 1
         return state_of_all(self) if all_ranks else state_of(self)
 
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:

@@ -14,7 +14,10 @@ from torch import Tensor
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
 from thinwire.methods import Method, parse_method
 from thinwire.methods.registry import for_other_optimizers
-from thinwire.transport import TorchNet
+from thinwire.monitor.health import check_watched
+from thinwire.monitor.monitors import Monitors
+from thinwire.transport import Net, TorchNet, overhead
+from thinwire.transport.groups import check_agreement
 from thinwire.transport.reducer_nets import GroupNets, Nets
 
 HierarchySpec = str | int | Sequence[Sequence[int]] | None
@@ -48,6 +51,34 @@ def form_of(parameter: Tensor) -> str:
     return f"{list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}"
 
 
+def description_of(
+    method: Method | None,
+    machines: Sequence[Sequence[int]] | None,
+    parameters: Mapping[str, Tensor],
+    view: OptimizerView | NoOptimizer | None,
+    options: Mapping[str, object],
+) -> dict[str, object]:
+    """What all ranks must agree on."""
+    return {
+        "method": repr(method),
+        "hierarchy": [list(ranks) for ranks in machines] if machines is not None else None,
+        "parameters": {name: form_of(p) for name, p in parameters.items()},
+        "the optimizer's options": _options_of(view, parameters) if view is not None else {},
+        **options,
+    }
+
+
+def _options_of(view: OptimizerView | NoOptimizer, parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """Those that the engine reads, at each parameter where they change; a float and a tensor of it read alike."""
+    found: dict[str, str] = {}
+    last = None
+    for name, hyper in zip(parameters, view.hypers(parameters.values()), strict=True):
+        if hyper is not last:
+            found[name] = f"lr={hyper.lr:.6g}, momentum={hyper.momentum:.6g}, weight_decay={hyper.weight_decay:.6g}"
+        last = hyper
+    return found
+
+
 def view_of(parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> OptimizerView | NoOptimizer:
     """The optimizer as the engine reads it; a ValueError where it does not fit the parameters."""
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -78,6 +109,27 @@ def method_of(method: Method | str, parameters: Mapping[str, Tensor], view: Opti
         if one.takes_momentum(view.is_sgd):
             own = [name for name in parameters if chosen.member_of(name) is one]
             view.check_takeover(one.name, partial(for_other_optimizers, one), own)
+    return chosen
+
+
+def agreed_method(
+    method: Method | str,
+    parameters: Mapping[str, Tensor],
+    view: OptimizerView | NoOptimizer,
+    monitors: Monitors,
+    net: Net,
+) -> Method:
+    """The method that all ranks switch to; the same ValueError on all of them where one cannot."""
+    error, chosen = None, None
+    try:
+        chosen = method_of(method, parameters, view)
+        guard = monitors.guard
+        check_watched(chosen, guard.mode if guard is not None else None, monitors.check_every)
+    except ValueError as problem:
+        error = str(problem)
+    with overhead(net):
+        check_agreement(net, {"method": repr(chosen)}, error)
+    assert chosen is not None
     return chosen
 
 

@@ -1,0 +1,39 @@
+"""Refusing a GradScaler that the loop uses and thinwire was not given."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+
+STEPS = 3  # optimizer steps that are looked at: a loop that has a scaler uses it at every one
+STEP = torch.amp.GradScaler.step.__code__
+SENTENCE = (
+    "the loop uses a GradScaler that thinwire does not know: what is kept from step to step would be in units of a "
+    "scale that changes; give it to thinwire.attach(..., scaler=scaler)"
+)
+
+
+class ScalerCheck:
+    """Raises a ValueError before an optimizer step that a GradScaler makes; only looks at the first steps."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def before_step(self, *_: Any) -> None:
+        self._steps += 1
+        if self._steps <= STEPS and _scales():
+            self._steps = 0  # refused, so it is not one of the steps that were looked at
+            raise ValueError(SENTENCE)
+
+
+def _scales() -> bool:
+    """Whether a GradScaler that is enabled called this."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is STEP:
+            return bool(frame.f_locals["self"].is_enabled())
+        frame = frame.f_back
+    return False

@@ -35,7 +35,7 @@ setup(
             "thinwire.kernels._native",
             sources=[
                 f"native/{name}.cpp"
-                for name in ("accumulate", "select", "quantize", "ternary", "pack", "lists", "server")
+                for name in ("accumulate", "select", "quantize", "ternary", "pack", "lists", "server", "two_bits")
             ],
             depends=["native/cut.h", "native/listing.h", "native/mix.h", "native/parallel.h"],
             # No contraction: the same rounding as plain torch, so that all kernels give the same bits.

@@ -31,6 +31,10 @@ void tw_select_scopes(const float* x, int64_t num_scopes, const int64_t* bounds,
                       int64_t* passed, float* smallest, int threads);
 void tw_select_topk(const float* x, int64_t n, int64_t k, uint32_t* scratch, int64_t entries, uint32_t* out, float* smallest,
                     int threads);
+void tw_select_chunks(const float* x, int64_t num_scopes, const int64_t* bounds, int64_t chunk, int64_t k,
+                      const int64_t* lasts, uint32_t* out, int threads);
+void tw_two_bit_encode(const float* values, int64_t n, uint16_t* levels, uint8_t* packed);
+void tw_two_bit_decode(const uint16_t* levels, const uint8_t* packed, int64_t n, float* out);
 void tw_merge_topk(const uint32_t* a, const float* a_values, int64_t a_count, const uint32_t* b, const float* b_values,
                    int64_t b_count, int64_t k, uint32_t* scratch, uint32_t* out, float* sums);
 void tw_int8_quantize(const float* values, int64_t n, int8_t* codes, float* scales);
@@ -103,6 +107,16 @@ int main(int argc, char** argv) {
                      passed.data(), pair.data(), 1);
   } else if (kernel == "tw_select_topk") {
     tw_select_topk(g.data(), n, k, room.data(), entries, out.data(), pair.data(), 1);
+  } else if (kernel == "tw_select_chunks") {
+    std::vector<int64_t> bounds{0, n}, last{1};
+    std::vector<uint32_t> picked(n);
+    tw_select_chunks(g.data(), 1, bounds.data(), 4096, 64, last.data(), picked.data(), 1);
+  } else if (kernel == "tw_two_bit_encode") {
+    std::vector<uint16_t> levels(2 * (k / 64 + 1));
+    tw_two_bit_encode(g.data(), k, levels.data(), bytes.data());
+  } else if (kernel == "tw_two_bit_decode") {
+    std::vector<uint16_t> levels(2 * (k / 64 + 1), 0x3F80);
+    tw_two_bit_decode(levels.data(), bytes.data(), k, v.data());
   } else if (kernel == "tw_merge_topk") {
     std::vector<uint32_t> others(chosen);
     for (size_t i = 0; i < others.size(); i += 2) ++others[i];  // every second index is in both lists

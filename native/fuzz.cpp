@@ -35,6 +35,8 @@ void tw_write_signs(int64_t num_parts, const uint64_t* parts, const int64_t* num
 void tw_sum_trits(int64_t num_frames, const uint64_t* packed, int64_t n, int bits, uint8_t* out, int threads);
 int tw_write_levels(int64_t num_parts, const uint64_t* parts, const int64_t* numels, const float* scales,
                     const uint8_t* packed, int bits, int64_t ranks, int threads);
+void tw_two_bit_encode(const float* values, int64_t n, uint16_t* levels, uint8_t* packed);
+void tw_two_bit_decode(const uint16_t* levels, const uint8_t* packed, int64_t n, float* out);
 void tw_scatter_add(int64_t num_segments, const uint64_t* parts, const int64_t* numels, const int64_t* starts,
                     int64_t num_lists, const uint64_t* indices, const uint64_t* values, const int64_t* counts, float scale,
                     int threads);
@@ -268,6 +270,33 @@ void check_scatter(Input& in) {
   scatter(in, indices, numel);
 }
 
+// Codes and levels as they come, read bit by bit; and coded again, where what was read is finite.
+void check_two_bits(Input& in) {
+  uint8_t cut = in.byte() % 4;
+  const int64_t bytes = in.left / 2, chunks = (4 * bytes + 63) / 64;
+  Block<uint8_t> packed(in.data, bytes), again(bytes);
+  const int64_t n = bytes ? 4 * bytes - cut : 0;
+  Block<uint16_t> levels((n + 63) / 64 * 2), new_levels(levels.n);
+  MUST(levels.n <= 2 * chunks);
+  if (levels.n) std::memcpy(levels.get(), in.data + bytes, static_cast<size_t>(std::min(in.left - bytes, 2 * levels.n)));
+  Block<float> out(n), other(n);
+  tw_two_bit_decode(levels.get(), packed.get(), n, out.get());
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits, expected = static_cast<uint32_t>(levels[i / 64 * 2 + bit_at(packed, 2 * i)]) << 16;
+    expected ^= static_cast<uint32_t>(bit_at(packed, 2 * i + 1)) << 31;
+    std::memcpy(&bits, out.get() + i, 4);
+    MUST(bits == expected);
+  }
+  tw_two_bit_encode(out.get(), n, new_levels.get(), again.get());
+  tw_two_bit_decode(new_levels.get(), again.get(), n, other.get());
+  for (int64_t i = 0; i < n; ++i) {
+    bool finite = true;
+    for (int64_t j = i / 64 * 64; j < std::min(n, i / 64 * 64 + 64); ++j) finite = finite && std::isfinite(out[j]);
+    MUST(finite == std::isfinite(other[i]));
+    MUST(!finite || other[i] == 0 || (other[i] < 0) == (out[i] < 0));
+  }
+}
+
 void check_checksum(Input& in) {
   uint32_t start = in.number(1 << 24) << 8 | in.byte(), expected = 0;
   Block<uint32_t> words(in.data, in.left / 4);
@@ -280,11 +309,12 @@ void run(const uint8_t* data, size_t size) {
   uint8_t choice = in.byte(), how = in.byte();
   int threads = how % 4;
   bool large = how >= 252;
-  switch (choice % 5) {
+  switch (choice % 6) {
     case 0: return check_bits(in, threads, large);
     case 1: return check_trits(in, threads, large);
     case 2: return check_rice(in, threads);
     case 3: return check_scatter(in);
+    case 4: return check_two_bits(in);
     default: return check_checksum(in);
   }
 }
@@ -371,7 +401,7 @@ int main(int argc, char** argv) {
   double limit = argc > 3 ? std::atof(argv[3]) : 1e9;
   state = seed;
   std::vector<Bytes> corpus;
-  for (uint8_t choice = 0; choice < 5; ++choice)
+  for (uint8_t choice = 0; choice < 6; ++choice)
     for (size_t size : {2, 40, 400}) {
       Bytes bytes{choice, static_cast<uint8_t>(random_bits())};
       while (bytes.size() < size) bytes.push_back(static_cast<uint8_t>(random_bits()));

@@ -181,7 +181,82 @@ void select_all(const float* x, int64_t n, int64_t k, uint32_t* scratch, int64_t
     by_counting(x, n, k, least, start, out, smallest);
 }
 
+// Magnitude bits that at least k <= kStripes of n elements reach, n a multiple of kStripes: the k-th largest of the
+// stripes' largest, because each of those k is an element.
+constexpr int64_t kStripes = 512;
+
+THINWIRE_CLONES
+uint32_t reached_by(const uint32_t* __restrict magnitudes, int64_t n, int64_t k) {
+  uint32_t largest[kStripes];
+  std::memcpy(largest, magnitudes, sizeof largest);
+  for (int64_t row = kStripes; row < n; row += kStripes)
+    for (int64_t i = 0; i < kStripes; ++i) largest[i] = std::max(largest[i], magnitudes[row + i]);
+  std::nth_element(largest, largest + (k - 1), largest + kStripes, std::greater<uint32_t>());
+  return largest[k - 1];
+}
+
+THINWIRE_CLONES
+void magnitudes_of(const float* __restrict x, int64_t n, uint32_t* __restrict magnitudes) {
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    magnitudes[i] = std::min(bits & 0x7FFFFFFFu, kInfinity);
+  }
+}
+
+// Lists what reaches `least`: its places, counted from `start`, and its magnitudes.
+THINWIRE_CLONES
+int64_t list_reaching(const uint32_t* __restrict magnitudes, int64_t n, uint32_t least, uint32_t start,
+                      uint32_t* __restrict places, uint32_t* __restrict found) {
+  constexpr int64_t kLook = 16;
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i += kLook) {
+    const int64_t stop = std::min(i + kLook, n);
+    if (stop - i == kLook) {
+      uint32_t most = 0;
+      for (int64_t j = 0; j < kLook; ++j) most = std::max(most, magnitudes[i + j]);
+      if (most < least) continue;
+    }
+    for (int64_t j = i; j < stop; ++j) {
+      places[count] = start + static_cast<uint32_t>(j);
+      found[count] = magnitudes[j];
+      count += magnitudes[j] >= least;
+    }
+  }
+  return count;
+}
+
+// The k best of all n elements of a chunk, 0 <= k <= n; `room` has three entries an element.
+void select_chunk(const float* x, int64_t n, int64_t k, uint32_t* room, uint32_t start, uint32_t* out) {
+  if (k == 0) return;
+  uint32_t *magnitudes = room, *places = room + n, *found = room + 2 * n;
+  magnitudes_of(x, n, magnitudes);
+  const uint32_t least = n % kStripes == 0 && k <= kStripes ? reached_by(magnitudes, n, k) : 0;
+  const int64_t count = list_reaching(magnitudes, n, least, start, places, found);
+  Cut cut = k < count ? cut_of(found, count, k) : Cut{0, count};
+  for (int64_t i = 0; i < count; ++i)
+    if (cut.takes(found[i])) *out++ = places[i];
+}
+
 }  // namespace
+
+// The k best of every `chunk` elements of each scope x[bounds[s], bounds[s + 1]), and the lasts[s] best of the fewer that
+// are left; one chunk behind the other, rising.
+THINWIRE_API void tw_select_chunks(const float* x, int64_t num_scopes, const int64_t* bounds, int64_t chunk, int64_t k,
+                                   const int64_t* lasts, uint32_t* out, int threads) {
+  for (int64_t s = 0; s < num_scopes; ++s) {
+    const int64_t n = bounds[s + 1] - bounds[s], whole = n - n % chunk;
+    thinwire::parallel(n, threads, chunk, [&](int, int64_t begin, int64_t end) {
+      std::vector<uint32_t> room(3 * static_cast<size_t>(std::min(chunk, n)));
+      for (int64_t i = begin; i < end; i += chunk) {
+        const int64_t count = std::min(chunk, n - i), first = bounds[s] + i;
+        select_chunk(x + first, count, i < whole ? k : lasts[s], room.data(), static_cast<uint32_t>(first),
+                     out + i / chunk * k);
+      }
+    });
+    out += whole / chunk * k + lasts[s];
+  }
+}
 
 // The indices of the k best of n < 2**32 elements, 0 < k < n. `scratch` may have any number of entries; a few times k, and
 // 512 a thread, are what makes it fast.

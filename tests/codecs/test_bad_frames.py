@@ -164,7 +164,7 @@ def test_frame_parameter_must_be_zero_where_there_is_none(sample: Sample) -> Non
 def test_bad_codings_and_counts_are_refused(sample: Sample) -> None:
     for code in (3, 4, 255):
         assert f"index coding {code} is unknown" in refused(sample, changed(sample.frame, INDEX, bytes([code])))
-    for code in (5, 6, 255):
+    for code in (6, 7, 255):
         assert f"value coding {code} is unknown" in refused(sample, changed(sample.frame, VALUE, bytes([code])))
     assert "5 entries, 4 are allowed" in refused(sample, changed(sample.frame, COUNT, u32(5)))
     for count in (0, 2, 4):
@@ -287,6 +287,7 @@ NUMBERS = [  # where a frame holds numbers: the tail in front, then values, thei
         for place in (0, 4)
     ),
     ("sparse-int4-delta16", 0),
+    ("sparse-int2-rice", 0),
     ("votes", 0),
     ("ternary-shared", 0),
     ("levels", 0),
@@ -303,7 +304,9 @@ def test_frame_with_a_number_that_would_overflow_sums_is_refused(name: str, plac
     sample.read(replace_body(sample, place, struct.pack("<f", 2.0**88)))
 
 
-@pytest.mark.parametrize(("values", "number"), [("fp16", 0x7C00), ("bf16", 0xFF80), ("bf16", 0x7F7F), ("int4", 0x7FC0)])
+@pytest.mark.parametrize(
+    ("values", "number"), [("fp16", 0x7C00), ("bf16", 0xFF80), ("bf16", 0x7F7F), ("int4", 0x7FC0), ("int2", 0x7F7F)]
+)
 def test_short_value_that_would_overflow_sums_is_refused(values: str, number: int) -> None:
     sample = BY_NAME[f"sparse-{values}-int32"]
     assert "holds an inf, a nan" in refused(sample, replace_body(sample, 4, struct.pack("<H", number)))

@@ -60,6 +60,8 @@ def test_golden_frames_are_read_back(sample: Sample) -> None:
         assert payload.values.tolist() == read.values
         if "int4" in sample.name:  # the ends 1 and 3, and 35/64 of the way between them
             assert read.values == [1.0, -2.09375, 3.0]
+        elif "int2" in sample.name:  # 2 and 3 reach the mean, and their own mean is 2.5
+            assert read.values == [1.0, -2.5, 2.5]
         elif "int8" not in sample.name:
             assert read.values == [1.0, -2.0, 3.0][: len(read.values)]
     elif isinstance(payload, Signs):

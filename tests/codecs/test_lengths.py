@@ -23,7 +23,7 @@ RESNET50 = 25_557_032
 MILLION = 1_000_000
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8", "int4", "int2"])
 @pytest.mark.parametrize("indices", ["int32", "delta16", "rice"])
 def test_sparse_lengths_are_the_formula(values: str, indices: str) -> None:
     codec = SparseCodec(values, indices)
@@ -48,7 +48,7 @@ def test_other_lengths_are_the_formula() -> None:
 
 
 PROMISES = [("delta16", "fp32", 48.1), ("rice", "fp32", 43.6), ("rice", "fp16", 27.6), ("rice", "int8", 19.8),
-            ("rice", "int4", 15.9)]  # fmt: skip
+            ("rice", "int4", 15.9), ("rice", "int2", 14.2)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("indices", "values", "most"), PROMISES)

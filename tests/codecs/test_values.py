@@ -33,7 +33,7 @@ def read_values(coding: str, values: Tensor) -> Tensor:
     return decode_values(coding, values.numel(), Body(to_tensor(content), "x"))
 
 
-@pytest.mark.parametrize("coding", ["fp32", "fp16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("coding", ["fp32", "fp16", "bf16", "int8", "int4", "int2"])
 @QUICK
 @given(values=st.lists(st.one_of(finite, st.sampled_from(SPECIAL)), max_size=40))
 def test_rounding_is_bounded_and_finite(coding: str, values: list[float]) -> None:
@@ -53,6 +53,15 @@ def test_rounding_is_bounded_and_finite(coding: str, values: list[float]) -> Non
         # Half of the widest gap between levels, 16/64 of the way between ends that are themselves rounded to bfloat16.
         assert bool((error <= (top - least) / 8 + top * 2.0**-7 + 2.0**-133).all())
         assert bool((error <= exact.abs() * (1 + 2.0**-7) + 2.0**-133).all())  # never farther away than zero is
+    elif coding == "int2":
+        # A class of one chunk's magnitudes becomes their mean, so squares never grow but by bfloat16's rounding.
+        top = exact.abs().max() if values else exact.sum()
+        assert (
+            float((error / (top + 2.0**-149)).square().sum())
+            <= float((exact / (top + 2.0**-149)).square().sum()) * (1 + 2.0**-6)
+            + len(values) * (2.0**-133 / float(top + 2.0**-149)) ** 2
+        )
+        assert bool((torch.signbit(back) == (x < 0)).all())
     else:
         relative, tiny, limit = (
             (2.0**-11, 2.0**-25, 65504.0) if coding == "fp16" else (2.0**-8, 2.0**-134, 3.3895314e38)
@@ -73,7 +82,7 @@ def test_halves_equal_the_second_implementation(x: float) -> None:
     assert to_bytes(saturating_half(one, torch.bfloat16)) == plain.to_bfloat(float(one))
 
 
-@pytest.mark.parametrize("coding", ["fp32", "fp16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("coding", ["fp32", "fp16", "bf16", "int8", "int4", "int2"])
 def test_infinities_and_nans_are_seen(coding: str) -> None:
     x = torch.ones(600)
     x[3], x[4], x[300] = float("inf"), float("-inf"), float("nan")
@@ -83,6 +92,9 @@ def test_infinities_and_nans_are_seen(coding: str) -> None:
     elif coding == "int4":
         assert bool(torch.isnan(torch.cat([back[:128], back[256:384]])).all())
         assert bool((torch.cat([back[128:256], back[384:]]) == 1).all())
+    elif coding == "int2":
+        assert bool(torch.isnan(torch.cat([back[:64], back[256:320]])).all())
+        assert bool((torch.cat([back[64:256], back[320:]]) == 1).all())
     else:
         assert back[3] == float("inf") and back[4] == float("-inf") and bool(torch.isnan(back[300]))
         assert bool((back[5:300] == 1).all())
@@ -138,3 +150,66 @@ def test_int4_is_made_for_what_top_k_chooses() -> None:
     around_zero = torch.cat([((chunks / scale).round() * scale).flatten(), chosen[chunks.numel() :]])
     assert lost(around_zero) > 2.5 * lost(read_values("int4", chosen))
     assert lost(read_values("int8", chosen)) < 0.004
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 63, 64, 65, 129, 1023])
+def test_int2_equals_the_second_implementation(size: int) -> None:
+    generator = np.random.default_rng(size)
+    for spread in (0, 3, 30):
+        values = (generator.laplace(size=size) * 10.0 ** generator.integers(-spread, spread + 1, size)).astype(
+            np.float32
+        )
+        values[generator.random(size) < 0.1] = 0.0
+        sections = [to_bytes(section) for section in encode_values("int2", torch.from_numpy(values))]
+        assert sections == plain.encode_two_bits(values.tolist())
+        assert read_values("int2", torch.from_numpy(values)).tolist() == plain.decode_two_bits(*sections, size)
+
+
+def lost_in_two_bits(values: np.ndarray) -> float:
+    """The relative squared error, from the definition: every chunk's mean parts it, and each part becomes its mean."""
+    error = 0.0
+    for start in range(0, values.size, 64):
+        magnitude = np.abs(values[start : start + 64]).astype(np.float64)
+        reaches = magnitude >= np.float32(magnitude.mean())
+        for members in (magnitude[reaches], magnitude[~reaches]):
+            error += float(((members - members.mean()) ** 2).sum()) if members.size else 0.0
+    return error / float((values.astype(np.float64) ** 2).sum())
+
+
+def lost_in_four_bins(values: np.ndarray) -> float:
+    """The published quantiser: bins around -3, -1.5, 0 and 1.5 standard deviations, each becomes its mean."""
+    away = values.astype(np.float64) - values.mean()
+    bins = np.clip(np.round(away / (1.5 * away.std(ddof=1))), -2, 1)
+    means = {place: values[bins == place].mean() for place in np.unique(bins)}
+    back = np.array([means[place] for place in bins])
+    return float(((values - back) ** 2).sum() / (values.astype(np.float64) ** 2).sum())
+
+
+def chosen_of_chunks(x: np.ndarray) -> np.ndarray:
+    """The 64 largest of every 4,096, in their order."""
+    rows = x.reshape(-1, 4096)
+    places = np.sort(np.argsort(-np.abs(rows), axis=1, kind="stable")[:, :64], axis=1)
+    return np.take_along_axis(rows, places, axis=1).ravel().astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most", "times"),
+    [("gaussian", 0.004, 0.005, 2.5), ("laplace", 0.013, 0.016, 2.4), ("of all sizes", 0.003, 0.006, 20)],
+)
+def test_int2_loses_less_than_the_published_two_bits(kind: str, least: float, most: float, times: float) -> None:
+    generator = np.random.default_rng(0)
+    x = (generator.laplace if kind == "laplace" else generator.normal)(size=64 * 4096)
+    if kind == "of all sizes":
+        x = x.reshape(64, 4096) * 10.0 ** generator.uniform(-2, 2, (64, 1))
+    values = chosen_of_chunks(x)
+    back = read_values("int2", torch.from_numpy(values)).numpy().astype(np.float64)
+    lost = float(((values - back) ** 2).sum() / (values.astype(np.float64) ** 2).sum())
+    assert lost == pytest.approx(lost_in_two_bits(values), rel=0.01)  # levels are rounded to bfloat16
+    assert least < lost < most and lost_in_four_bins(values) > times * lost
+
+
+def test_int2_of_a_chunk_whose_magnitudes_are_equal_is_exact() -> None:
+    for size in (1, 3, 64, 100):
+        x = torch.full((size,), -0.75)
+        assert torch.equal(read_values("int2", x), x)
+    assert read_values("int2", torch.zeros(70)).tolist() == [0.0] * 70

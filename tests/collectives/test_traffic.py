@@ -16,7 +16,7 @@ MILLION = 1_000_000
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("values", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("values", ["fp32", "int8", "int4", "int2"])
 @pytest.mark.parametrize("indices", ["int32", "delta16", "rice"])
 def test_all_gather_sends_its_frame_to_every_other_rank(size: int, values: str, indices: str) -> None:
     layout = layout_of([5000, 300, 41_000], tail=17)

@@ -37,7 +37,7 @@ def test_balanced_quotas_are_the_oracles_and_add_up(sizes: list[int], density: f
 
 @pytest.mark.parametrize("sizes", [VGG, [1, 1, 1], [7], [10**8, 3], [1000] * 50])
 def test_quotas_at_density_one_send_everything(sizes: list[int]) -> None:
-    for scope in ("balanced", "tensor"):
+    for scope in ("balanced", "tensor", "chunk"):
         assert quotas(scope, 1.0, layout(sizes)) == sizes
     assert quotas("model", 1.0, layout(sizes)) == [sum(sizes)]
 
@@ -57,6 +57,11 @@ def test_quota_of_a_tensor_does_not_depend_on_what_it_shares_an_exchange_with(me
     together = quotas("balanced", 0.006, method.layout(model))
     apart = [k for row in model for k in quotas("balanced", 0.006, method.layout([row], model=model))]
     assert apart == together == quotas("balanced", 0.006, layout(VGG))
+
+
+def test_quotas_of_chunks_are_the_same_share_of_each() -> None:
+    assert quotas("chunk", 1 / 64, layout([4096, 4095, 8192 + 640, 10, 0])) == [64, 64, 138, 1, 0]
+    assert quotas("chunk", 1e-5, layout([3 * 4096, 3 * 4096 + 1])) == [3, 4]
 
 
 def test_quotas_of_nothing_are_zero() -> None:

@@ -54,6 +54,27 @@ def test_topk_chooses_the_largest_of_every_scope(sizes: list[int], density: floa
     assert torch.equal(again.indices, payload.indices) and torch.equal(again.values, payload.values)
 
 
+@QUICK
+@given(sizes=st.lists(st.sampled_from([0, 1, 7, 1023, 4096, 4097, 9000]), max_size=4),
+       density=st.sampled_from([0.0001, 1 / 64, 0.25, 1.0]))  # fmt: skip
+def test_topk_chooses_the_largest_of_every_chunk(sizes: list[int], density: float) -> None:
+    context = context_of(sizes)
+    x = vector(3, sum(sizes), "ties")
+    compressor = TopK(density, scope="chunk")
+    payload = compressor.compress(context, torch.from_numpy(x.copy()), None, 0)
+    expected: list[int] = []
+    start = 0
+    for size in sizes:
+        for first in range(start, start + size, 4096):
+            part = x[first : min(first + 4096, start + size)]
+            expected += [first + i for i in oracle(part, max(1, round(density * part.size)))]
+        start += size
+    assert payload.indices.tolist() == expected and payload.values.tolist() == x[payload.indices.numpy()].tolist()
+    assert payload.capacity == compressor.num_entries(context) == len(expected)
+    assert compressor.budget(context.layout).entries == len(expected)
+    assert compressor.hint(context, torch.device("cpu")) is None
+
+
 def test_topk_follows_the_warm_up() -> None:
     compressor = TopK(0.001, ExponentialWarmup(steps=8))
     x = torch.from_numpy(vector(4, 4096, "plain"))

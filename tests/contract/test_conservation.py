@@ -102,6 +102,9 @@ DGCS = [
     (thinwire.DGC(density=0.02, dense_below=50, values="bf16", factor_masking=True), 5, True),
     (thinwire.DGC(density=0.05, dense_below=0, values="int8", factor_masking=False), 2, True),
     (thinwire.DGC(density=0.05, dense_below=0, values="int4", factor_masking=True), 4, False),
+    (thinwire.DGC(density=0.05, dense_below=0, values="int2", scope="chunk"), 3, False),
+    (thinwire.DGC(density=0.05, dense_below=50, values="int2", factor_masking=True), 1, True),
+    (thinwire.DGC(density=0.02, dense_below=0, values="fp32", scope="chunk"), 4, True),
     (
         thinwire.DGC(density=0.02, dense_below=0, clip_norm=3.0, indices="int32", values="fp32", factor_masking=True),
         8,
@@ -121,6 +124,7 @@ GTOPKS = [
     (thinwire.GTopK(density=0.02, values="int8"), 8),
     (thinwire.GTopK(density=0.02, values="int8", indices="int32"), 3),
     (thinwire.GTopK(density=0.02, values="int4"), 6),
+    (thinwire.GTopK(density=0.02, values="int2"), 5),
     (thinwire.GTopK(density=0.02, momentum_correction=True, dense_below=50), 2),
     (thinwire.GTopK(density=0.02, warmup=20), 1),
 ]
@@ -149,6 +153,7 @@ def test_global_topk_loses_nothing(method: Method, N: int) -> None:
     (thinwire.GradientDropping(density=0.01), 7),
     (thinwire.GradientDropping(density=0.01, momentum_correction=True, warmup=20), 5),
     (thinwire.GradientDropping(density=0.05), 16),
+    (thinwire.GradientDropping(density=0.05, scope="chunk", values="int2"), 2),
 ], ids=str)  # fmt: skip
 def test_gradient_dropping_loses_nothing(method: Method, N: int) -> None:
     check_books(method, N)

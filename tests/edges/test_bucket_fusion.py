@@ -209,6 +209,6 @@ def test_merging_of_an_unknown_kind_is_refused(monkeypatch: pytest.MonkeyPatch) 
         merging.choice()
 
 
-@pytest.mark.parametrize("spec", ["gtopk", "dense", "noop", "dgc:values=int8", "dgc:values=int4"])
+@pytest.mark.parametrize("spec", ["gtopk", "dense", "noop", "dgc:values=int8", "dgc:values=int4", "dgc:values=int2"])
 def test_merging_leaves_whole_models_and_fixed_groups_alone(cluster: Any, spec: str) -> None:
     assert all(plan is None for _, plan in cluster.run(trained, 2, spec, "measured"))

@@ -115,7 +115,15 @@ def whole_cut_and_otherwise_bucketed(group: dist.ProcessGroup, spec: str, order:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (3, 0, 5, 1, 4, 2)], ids=["in order", "crossed"])
-@pytest.mark.parametrize("spec", ["dgc", "dgc:density=0.05,dense_below=0,values=int8", "dgc:density=0.05,values=int4"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "dgc",
+        "dgc:density=0.05,dense_below=0,values=int8",
+        "dgc:density=0.05,values=int4",
+        "dgc:density=0.05,values=int2,scope=chunk",
+    ],
+)
 def test_fixed_buckets_change_no_bit_with_a_checkpoint_or_other_buckets(
     cluster: Any, spec: str, order: tuple[int, ...]
 ) -> None:

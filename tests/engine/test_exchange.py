@@ -49,7 +49,7 @@ def run_exchange(size: int, numel: int, make: Callable[[ThreadNet], Exchange], g
 
 
 @pytest.mark.parametrize("indices", ["int32", "delta16", "rice"])
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "int8", "int4", "int2"])
 @pytest.mark.parametrize("collective", [AllGather, GlobalTopK])
 def test_exchange_loses_nothing(collective: type, values: str, indices: str) -> None:
     for size in (1, 2, 3, 6):

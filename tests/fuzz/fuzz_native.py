@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 COMMON = ("-O1", "-g1", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra")
-SOURCES = ("pack", "accumulate", "quantize", "select", "ternary", "lists", "server")
+SOURCES = ("pack", "accumulate", "quantize", "select", "ternary", "lists", "server", "two_bits")
 
 
 def compiler() -> str | None:

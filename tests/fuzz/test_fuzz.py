@@ -25,7 +25,7 @@ from thinwire.kernels.reference import counters
 
 SEED = 20240
 KINDS = {
-    *(f"sparse {values} {indices}" for values in ("fp32", "fp16", "bf16", "int8", "int4")
+    *(f"sparse {values} {indices}" for values in ("fp32", "fp16", "bf16", "int8", "int4", "int2")
       for indices in ("int32", "delta16", "rice")),
     "signs", "votes", "ternary", "ternary shared", "levels", "dense",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from types import ModuleType
 
 import numpy as np
@@ -53,6 +54,49 @@ def test_selection_of_a_view(home: ModuleType) -> None:
     x = torch.from_numpy(vector(2, 4097, "plain"))
     assert home.select_topk(x[100:900], 9).tolist() == oracle(x[100:900].numpy(), 9)
     assert home.select_topk(x[::3], 9).tolist() == oracle(x[::3].numpy(), 9)
+
+
+def largest_of_chunks(x: np.ndarray, bounds: list[int], chunk: int, k: int, lasts: list[int]) -> list[int]:
+    chosen: list[int] = []
+    for (start, stop), last in zip(pairwise(bounds), lasts, strict=True):
+        for first in range(start, stop, chunk):
+            part = x[first : min(first + chunk, stop)]
+            chosen += [first + place for place in oracle(part, k if part.size == chunk else last)]
+    return chosen
+
+
+@every_backend
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize(("chunk", "k"), [(4096, 64), (4096, 1), (4096, 600), (4096, 4096), (1024, 16), (100, 7)])
+def test_the_largest_of_every_chunk_are_a_stable_sort_s(home: ModuleType, chunk: int, k: int, flavour: str) -> None:
+    """Tensors with and without a shorter chunk behind the others, small ones, empty ones."""
+    for sizes in ([5000, 4096, 7, 8292, 0], [9, 300], [0], []):
+        x, bounds = vector(1, sum(sizes), flavour), list(accumulate(sizes, initial=0))
+        lasts = [min(3, size % chunk) for size in sizes]
+        given_ = torch.from_numpy(x.copy())
+        chosen = home.select_chunks(given_, bounds, chunk, k, lasts)
+        assert chosen.dtype == torch.int64 and chosen.tolist() == largest_of_chunks(x, bounds, chunk, k, lasts)
+        assert given_.numpy().tobytes() == x.tobytes()
+
+
+@every_backend
+def test_chunks_of_a_large_vector_and_of_a_view(home: ModuleType) -> None:
+    """A size at which a kernel splits its work; the memory that is offered may be used."""
+    x = vector(1, 150_001, "ties")
+    lasts = [150_001 % 4096 // 64]
+    expected = largest_of_chunks(x, [0, x.size], 4096, 64, lasts)
+    for threads in (1, 3):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            assert home.select_chunks(torch.from_numpy(x), [0, x.size], 4096, 64, lasts).tolist() == expected
+        finally:
+            torch.set_num_threads(before)
+    room = torch.zeros(len(expected), dtype=torch.int32)
+    assert home.select_chunks(torch.from_numpy(x), [0, x.size], 4096, 64, lasts, room).tolist() == expected
+    strided = torch.from_numpy(x)[::3]
+    expected = largest_of_chunks(x[::3], [0, strided.numel()], 4096, 64, [1])
+    assert home.select_chunks(strided, [0, strided.numel()], 4096, 64, [1]).tolist() == expected
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)

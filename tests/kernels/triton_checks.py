@@ -153,7 +153,7 @@ def test_what_is_not_below_the_limit_raises_the_flag_and_stays_out() -> None:
     numel=st.integers(50, 40_000 if ON_GPU else 9_000),
     density=st.floats(0.0005, 0.2),
     tail=st.integers(0, 9),
-    values=st.sampled_from(["fp32", "fp16", "bf16", "int8", "int4"]),
+    values=st.sampled_from(["fp32", "fp16", "bf16", "int8", "int4", "int2"]),
     seed=st.integers(0, 2**31),
     huge=st.booleans(),
 )
@@ -172,6 +172,35 @@ def test_frames_are_the_codec_s_bytes(
     frame = codec.encode(context, payload, rest)
     if is_finished(frame):
         assert torch.equal(frame, codec.encode(context, payload, rest, within_budget=True))
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
+def test_values_in_two_bits(count: int) -> None:
+    x = noise(count, 17)
+    for wide in (x, x * 1e-40, x * 1e38, torch.where(noise(count, 18) > 0, x, 0.0), torch.zeros_like(x)):
+        wide = wide.clone()
+        if count == 1000:
+            wide[100], wide[900] = float("inf"), float("nan")
+        levels, packed = gpu.two_bit_encode(wide)
+        plain_levels, plain_packed = reference.two_bit_encode(wide)
+        assert torch.equal(levels.view(torch.int16), plain_levels.view(torch.int16)) and torch.equal(
+            packed, plain_packed
+        )
+        back, plain = gpu.two_bit_decode(levels, packed, count), reference.two_bit_decode(levels, packed, count)
+        assert torch.equal(back.view(torch.int32), plain.view(torch.int32))
+
+
+@pytest.mark.parametrize(("chunk", "k"), [(4096, 64), (4096, 4096), (1000, 7)])
+@pytest.mark.parametrize("numels", [(5000, 3, 4096, 0, 100), (7,), ()])
+def test_the_largest_of_every_chunk(numels: tuple[int, ...], chunk: int, k: int) -> None:
+    bounds, total = [sum(numels[:place]) for place in range(len(numels) + 1)], sum(numels)
+    lasts = [min(2, numel % chunk) for numel in numels]
+    x = noise(total, 19)
+    odd = x.clone()
+    odd[::50], odd[1::70], odd[3::90] = float("nan"), float("-inf"), 1e-45
+    for flavour in (x, x.round(), torch.zeros_like(x), torch.full_like(x, -2.5), odd):
+        chosen = gpu.select_chunks(flavour, bounds, chunk, k, lasts)
+        assert torch.equal(chosen, reference.select_chunks(flavour, bounds, chunk, k, lasts))
 
 
 def test_a_frame_over_its_budget_is_left_unfinished() -> None:

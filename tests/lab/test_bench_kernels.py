@@ -64,7 +64,10 @@ def test_another_density_and_other_values_are_beside_the_defaults(tmp_path: Path
     ("words", "sentence"),
     [
         (["--density", "2"], "dgc: density is the share of elements that is sent and must lie in (0, 1], not 2.0."),
-        (["--values", "int9"], "dgc: values must be one of 'fp32', 'fp16', 'bf16', 'int8', 'int4', not 'int9'."),
+        (
+            ["--values", "int9"],
+            "dgc: values must be one of 'fp32', 'fp16', 'bf16', 'int8', 'int4', 'int2', not 'int9'.",
+        ),
         (["--sizes", "100"], "a number of at least 4096."),
     ],
 )

@@ -35,7 +35,7 @@ BAD_VALUES: list[tuple[Any, dict[str, Any]]] = [
         ("exclude", 5), ("exclude", [1]), ("exclude", None),
     ]),
     *((thinwire.GTopK, {option: value}) for option, value in [
-        ("values", "int2"), ("indices", "huffman"), ("momentum_correction", 1), ("warmup", 0), ("dense_below", -1),
+        ("values", "int3"), ("indices", "huffman"), ("momentum_correction", 1), ("warmup", 0), ("dense_below", -1),
         ("exclude", {"a"}), ("clip_norm", 0), ("clip_norm", "1"),
     ]),
     *((thinwire.TernGrad, {option: value}) for option, value in [

@@ -6,7 +6,7 @@ import numpy as np
 
 from oracles.optimizers import SGD
 from oracles.problem import Params, Problem
-from oracles.selection import copy, excluded, exponential, flatten, quotas, top_k, unflatten
+from oracles.selection import copy, excluded, exponential, flatten, largest, quotas, unflatten
 
 
 def rate_ratio(sgd: SGD, t: int, name: str) -> float:
@@ -82,10 +82,11 @@ def simulate(
                 total[name] += v[r][name]  # all of v, never masked
                 v[r][name][...] = 0
             sizes = [sum(w[name].size for name in names) for names in scopes]
-            for names, k in zip(scopes, quotas(scope, exponential(t, density, warmup), sizes), strict=True):
+            share = exponential(t, density, warmup)
+            for names, k in zip(scopes, quotas(scope, share, sizes), strict=True):
                 x = flatten(v[r], names)
                 sent = np.zeros(x.size, bool)
-                sent[top_k(x, k)] = True  # Alg. 3 lines 12-13
+                sent[largest(scope, x, k, share)] = True  # Alg. 3 lines 12-13
                 for name, mask in unflatten(sent, w, names).items():
                     total[name] += np.where(mask, v[r][name], 0)  # Alg. 3 lines 14 and 17
                     v[r][name][mask] = 0  # Alg. 3 line 15

@@ -10,7 +10,7 @@ import numpy as np
 from oracles.dgc import clip
 from oracles.optimizers import SGD, Adam
 from oracles.problem import Params, Problem
-from oracles.selection import copy, drop_ratio, excluded, flatten, quotas, top_k, unflatten
+from oracles.selection import copy, drop_ratio, excluded, flatten, largest, quotas, unflatten
 
 
 def simulate(
@@ -61,7 +61,7 @@ def simulate(
             E[r] += x  # line 3
             mask = np.zeros(n)
             for where, k in zip(scopes, quotas(scope, share, [each.size for each in scopes]), strict=True):
-                mask[where[top_k(E[r][where], k)]] = 1  # lines 4-5
+                mask[where[largest(scope, E[r][where], k, share)]] = 1  # lines 4-5
             for name in dense:
                 mask[place[name]] = 1
             S.append(mask * E[r])  # line 6

@@ -34,6 +34,14 @@ def top_k(x: np.ndarray, k: int) -> np.ndarray:
     return np.argsort(-np.abs(x), kind="stable")[:k]
 
 
+def largest(scope: str, x: np.ndarray, k: int, density: float) -> np.ndarray:
+    """Indices of the k largest |x|; with "chunk", of the largest of each 4,096 consecutive ones."""
+    if scope != "chunk":
+        return top_k(x, k)
+    parts = [(start, x[start : start + 4096]) for start in range(0, x.size, 4096)]
+    return np.concatenate([start + top_k(part, kept(density, part.size)) for start, part in parts])
+
+
 def excluded(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -19,7 +19,7 @@ from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Signs, Sparse, Ternary
 
 CPU = torch.device("cpu")
-INDEX_CODINGS, VALUE_CODINGS = ("int32", "delta16", "rice"), ("fp32", "fp16", "bf16", "int8", "int4")
+INDEX_CODINGS, VALUE_CODINGS = ("int32", "delta16", "rice"), ("fp32", "fp16", "bf16", "int8", "int4", "int2")
 STEP, TAIL = 7, [0.5]
 
 # Offsets of the header's fields.
@@ -80,6 +80,15 @@ GOLDEN_SPARSE = {
     ("int4", "rice"): """
         54570101 70110100 03000000 02040c00 01000000 5cd7fd1d 07000000 18000000 765079be
         0000003f 803f4040 d0070000 00400069 01000000 03000800 00000000""",
+    ("int2", "int32"): """
+        54570101 70110100 03000000 00050000 01000000 5cd7fd1d 07000000 18000000 00ad8a90
+        0000003f 803f2040 1c000000 00000000 05000000 6f110100 00000000""",
+    ("int2", "delta16"): """
+        54570101 70110100 03000000 01050000 01000000 5cd7fd1d 07000000 14000000 fccf54f5
+        0000003f 803f2040 1c000000 00000400 ffff6a11 00000000""",
+    ("int2", "rice"): """
+        54570101 70110100 03000000 02050c00 01000000 5cd7fd1d 07000000 18000000 04ee85ab
+        0000003f 803f2040 1c000000 00400069 01000000 03000800 00000000""",
 }
 GOLDEN_EMPTY = """
     54570101 70110100 00000000 02000000 01000000 5cd7fd1d 07000000 04000000 3cba0eb7

@@ -13,7 +13,7 @@ from typing import Any
 
 KINDS = {"sparse": 1, "signs": 2, "ternary": 3, "levels": 4, "dense": 5}
 INDEX_CODES = {"int32": 0, "delta16": 1, "rice": 2}
-VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "int4": 4}
+VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "int4": 4, "int2": 5}
 HEADER = "<2sBBIIBBBBIIIII"
 
 
@@ -123,6 +123,8 @@ def encode_values(coding: str, values: list[float]) -> list[bytes]:
         return [floats(values)]
     if coding == "int4":
         return encode_four_bits(values)
+    if coding == "int2":
+        return encode_two_bits(values)
     if coding != "int8":
         return [b"".join(map(to_half if coding == "fp16" else to_bfloat, values))]
     scales, codes = [], []
@@ -167,6 +169,40 @@ def decode_four_bits(ends: bytes, codes: bytes, count: int) -> list[float]:
         code, at = codes[i // 2] >> 4 * (i % 2) & 15, 4 * (i // 128)
         between = (from_bfloat(ends[at : at + 2]), from_bfloat(ends[at + 2 : at + 4]))
         values.append(level(between, LEVELS[code & 7] / 64) * (-1.0 if code & 8 else 1.0))
+    return values
+
+
+def sum_of(numbers: list[float]) -> float:
+    """In double precision, the second half of 64 added to the first until one is left."""
+    left = numbers + [0.0] * (64 - len(numbers))
+    while len(left) > 1:
+        left = [a + b for a, b in zip(left[: len(left) // 2], left[len(left) // 2 :], strict=True)]
+    return left[0]
+
+
+def encode_two_bits(values: list[float]) -> list[bytes]:
+    levels, codes = b"", []
+    for start in range(0, len(values), 64):
+        chunk = values[start : start + 64]
+        mean = float32(sum_of([abs(value) for value in chunk]) / len(chunk))
+        for reaches in (False, True):
+            members = [abs(value) if (abs(value) >= mean) == reaches else 0.0 for value in chunk]
+            count = sum((abs(value) >= mean) == reaches for value in chunk)
+            levels += to_bfloat(float32(sum_of(members) / count) if count else 0.0)
+        codes += [(abs(value) >= mean) + 2 * (value < 0) for value in chunk]
+    codes += [0] * (-len(codes) % 4)
+    return [
+        levels,
+        bytes(sum(code << 2 * j for j, code in enumerate(codes[i : i + 4])) for i in range(0, len(codes), 4)),
+    ]
+
+
+def decode_two_bits(levels: bytes, codes: bytes, count: int) -> list[float]:
+    values = []
+    for i in range(count):
+        code, at = codes[i // 4] >> 2 * (i % 4) & 3, 4 * (i // 64)
+        magnitude = from_bfloat(levels[at + 2 * (code & 1) :][:2])
+        values.append(-magnitude if code & 2 else magnitude)
     return values
 
 
@@ -281,6 +317,8 @@ def decode(data: bytes) -> Frame:
         elif frame.value_coding == "bf16":
             words = struct.unpack(f"<{count}H", take(2 * count))
             frame.values = [struct.unpack("<f", struct.pack("<I", word << 16))[0] for word in words]
+        elif frame.value_coding == "int2":
+            frame.values = decode_two_bits(take(4 * -(-count // 64)), take(-(-count // 4)), count)
         elif frame.value_coding == "int4":
             frame.values = decode_four_bits(take(4 * -(-count // 128)), take(-(-count // 2)), count)
         else:

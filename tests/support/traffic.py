@@ -21,7 +21,8 @@ def sparse_nbytes(values: str, indices: str, numel: int, k: int, tail: int, spre
     """The document's formula."""
     sections = {"fp32": 4 * k, "fp16": plain.padded(2 * k), "bf16": plain.padded(2 * k),
                 "int8": 4 * -(-k // 256) + plain.padded(k),
-                "int4": 4 * -(-k // 128) + plain.padded(-(-k // 2))}  # fmt: skip
+                "int4": 4 * -(-k // 128) + plain.padded(-(-k // 2)),
+                "int2": 4 * -(-k // 64) + plain.padded(-(-k // 4))}  # fmt: skip
     return 36 + 4 * tail + sections[values] + plain.index_budget(indices, numel, k, spread=spread)
 
 

@@ -8,7 +8,8 @@ from functools import lru_cache
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Spread
 
-SCOPES = ("balanced", "tensor", "model")
+SCOPES = ("balanced", "tensor", "model", "chunk")
+CHUNK = 4096  # consecutive elements of a tensor, in memory order; the last chunk of a tensor may be shorter
 
 
 def entries_kept(density: float, numel: int) -> int:
@@ -21,13 +22,17 @@ def quotas(scope: str, density: float, layout: Layout) -> list[int]:
 
     "tensor" gives each the same share of its elements. "balanced" gives it c sqrt(n) of its n, at most all, with one c
     for the whole model that makes the sum what "tensor" sends. Why the square root: layers whose gradients have equal
-    norms have elements of a size of 1 / sqrt(n), so that of a small one more are among the model's largest.
+    norms have elements of a size of 1 / sqrt(n), so that of a small one more are among the model's largest. "chunk"
+    gives each chunk of a tensor the same share.
     """
     if scope == "model":
         return [entries_kept(density, layout.coded_numel)]
     numels = [segment.numel for segment in layout.coded]
     if scope == "tensor":
         return [entries_kept(density, numel) for numel in numels]
+    if scope == "chunk":
+        k = entries_kept(density, CHUNK)
+        return [numel // CHUNK * k + entries_kept(density, numel % CHUNK) for numel in numels]
     rate = balanced_rate(density, layout.coded_sizes)
     return [max(1, round(min(numel, rate * math.sqrt(numel)))) if numel else 0 for numel in numels]
 

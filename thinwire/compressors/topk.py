@@ -1,4 +1,4 @@
-"""Top-k by magnitude, of every tensor (DGC) or of the whole model (gTop-k, gradient dropping, or where told)."""
+"""Top-k by magnitude, of every tensor (DGC), chunk (SparseLoCo) or the whole model (gTop-k, gradient dropping)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.compressors.quotas import quotas, spread_of
+from thinwire.compressors.quotas import CHUNK, entries_kept, quotas, spread_of
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
 from thinwire.engine.payloads import Sparse
@@ -19,6 +19,7 @@ from thinwire.kernels import (
     device_topk,
     listing_entries,
     on_gpu,
+    select_chunks,
     select_sampled,
     select_scopes,
     stream_key,
@@ -100,6 +101,8 @@ class TopK:
     def hint(self, context: ExchangeContext, device: torch.device) -> TopKHint | None:
         if self.sampled:
             return None  # its choice would depend on what was carried, and a resumed run would choose differently
+        if self.scope == "chunk":
+            return None  # a threshold per chunk would be as much to look at as the chunk's own search
         layout = context.layout
         if on_gpu(device):
             return self._device_hint(context, device)
@@ -166,6 +169,8 @@ class TopK:
             ]
             indices = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=x.device)
             return self._payload(context, indices, x[indices], ks)
+        if self.scope == "chunk":
+            return self._of_chunks(context, x, ks)
         found = candidates.found if candidates is not None else None
         bounds = [*(span.start for _, span in scopes), x.numel()]
         buffers = candidates.hint.buffers if candidates is not None else None
@@ -177,6 +182,15 @@ class TopK:
             for (name, _), k, number, least in zip(scopes, ks, passed, smallest.tolist(), strict=True):
                 if k:
                     self._carried[name].update(number if found is not None else None, k, least)
+        values = self.workspace.take(indices.numel(), torch.float32, x.device)
+        return self._payload(context, indices, take_at(x, indices, values), ks)
+
+    def _of_chunks(self, context: ExchangeContext, x: Tensor, ks: list[int]) -> Sparse:
+        density, segments = self.density(context.step), context.layout.coded
+        bounds = [*(segment.start for segment in segments), x.numel()]
+        lasts = [entries_kept(density, segment.numel % CHUNK) for segment in segments]
+        room = self.workspace.take(sum(ks), torch.int32, x.device) if x.numel() < 1 << 31 else None
+        indices = select_chunks(x, bounds, CHUNK, entries_kept(density, CHUNK), lasts, room)
         values = self.workspace.take(indices.numel(), torch.float32, x.device)
         return self._payload(context, indices, take_at(x, indices, values), ks)
 

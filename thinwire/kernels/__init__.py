@@ -11,6 +11,7 @@ from thinwire.kernels.dispatch import NATIVE, TRITON, backend_name, describe, on
 from thinwire.kernels.reference import (
     FRAME_LIMIT,
     GRADIENT_LIMIT,
+    INT2_CHUNK,
     INT4_CHUNK,
     INT8_CHUNK,
     Entries,
@@ -26,6 +27,7 @@ first_nonfinite = operation(reference.first_nonfinite, first_of="parts")
 watch = operation(reference.watch, "flag")
 
 # The largest elements
+select_chunks = operation(reference.select_chunks, "x")
 select_scopes = operation(reference.select_scopes, "x")
 select_topk = operation(reference.select_topk, "x")
 
@@ -47,6 +49,8 @@ clipped_scalers = operation(reference.clipped_scalers, first_of="parts")
 int8_dequantize = operation(reference.int8_dequantize, "codes")
 int8_quantize = operation(reference.int8_quantize, "values")
 ternarize_packed = operation(reference.ternarize_packed, first_of="parts")
+two_bit_decode = operation(reference.two_bit_decode, "packed")
+two_bit_encode = operation(reference.two_bit_encode, "values")
 
 # What servers do
 add_mean_of_signs = operation(reference.add_mean_of_signs, "out")
@@ -89,6 +93,7 @@ uniform = reference.uniform
 __all__ = [
     "FRAME_LIMIT",
     "GRADIENT_LIMIT",
+    "INT2_CHUNK",
     "INT4_CHUNK",
     "INT8_CHUNK",
     "Entries",
@@ -131,6 +136,7 @@ __all__ = [
     "rice_unary_bits_of",
     "rice_write",
     "scatter_add",
+    "select_chunks",
     "select_sampled",
     "select_scopes",
     "select_topk",
@@ -141,6 +147,8 @@ __all__ = [
     "sum_trits",
     "take_at",
     "ternarize_packed",
+    "two_bit_decode",
+    "two_bit_encode",
     "uniform",
     "union_add",
     "unpack_bits",

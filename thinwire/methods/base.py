@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from thinwire.codecs.values import SHARED_SCALES
 from thinwire.engine.layout import Layout
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods.adviser_traits import Advised
@@ -130,9 +131,9 @@ class Method:
 
     @property
     def bucket_independent(self) -> bool:
-        """Whether a tensor's result is the same whichever tensors share its exchange; scales of int8 and int4 values
-        are shared."""
-        return getattr(self, "values", "fp32") not in ("int8", "int4")
+        """Whether a tensor's result is the same whichever tensors share its exchange; values of fewer than
+        16 bits share scales."""
+        return getattr(self, "values", "fp32") not in SHARED_SCALES
 
     @property
     def whole_model(self) -> bool:

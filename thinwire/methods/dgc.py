@@ -14,7 +14,7 @@ from thinwire.engine.schedules import ExponentialWarmup
 from thinwire.engine.workspace import Workspace
 from thinwire.methods.adviser_traits import WARMUP, Advised
 from thinwire.methods.base import Method
-from thinwire.methods.options import Warmup, check_bool, check_corrected, check_sparse, one_of, schedule_of
+from thinwire.methods.options import Warmup, check_bool, check_corrected, check_sparse, one_of, require, schedule_of
 from thinwire.methods.registry import method
 from thinwire.methods.shared_parts import clipped, gathered_codec, momentum_memory
 from thinwire.transport import Net
@@ -28,7 +28,8 @@ class DGC(Method):
     density              share of the elements that a step sends, in (0, 1]
     selection            "exact": the largest elements; "sampled": those above a threshold estimated from a sample
     scope                what they are the largest of: "tensor" (each sends the same share), "balanced" (each, a small
-                         one sends a larger share), "model" (all together; waits for the end of backward)
+                         one sends a larger share), "model" (all together; waits for the end of backward), "chunk"
+                         (those of each 4,096 consecutive elements of a tensor)
     momentum_correction  accumulate velocities instead of gradients (Eq. 4 and 7); needs torch.optim.SGD
     factor_masking       clear the velocity of what was sent (section 2.3)
     lr_rescaling         apply what waited with the learning rates of its own steps: v = (eta_{t-1} / eta_t) v + u
@@ -36,7 +37,7 @@ class DGC(Method):
     clip_norm            norm at which the mean gradient would be clipped; None: no clipping
     warmup               None, the length in steps of the paper's ramp (25 %, 6.25 %, ...), or a schedule: an object
                          with density(step, final)
-    values               how values travel: "fp32", "fp16", "bf16", "int8", "int4"
+    values               how values travel: "fp32", "fp16", "bf16", "int8", "int4", "int2"
     indices              how indices travel: "rice" (shortest), "delta16", "int32"
     residual             how residuals and velocities are stored: "fp32", "bf16"
     dense_below          smaller tensors and one-dimensional ones travel dense; 0: none
@@ -83,6 +84,10 @@ class DGC(Method):
         check_sparse(self)
         one_of(self, "selection", ("exact", "sampled"))
         one_of(self, "scope", SCOPES)
+        require(
+            not (self.scope == "chunk" and self.selection == "sampled"),
+            'dgc: selection="sampled" estimates thresholds of whole tensors, and scope="chunk" has none; choose one',
+        )
         check_bool(self, "momentum_correction")
         check_corrected(self)
 

@@ -28,8 +28,8 @@ from thinwire.transport import Net
 class GradientDropping(Method):
     """Gradient dropping: the largest elements are sent, the rest waits; optionally combined with local gradients.
 
-    density              share of the whole model, or of every tensor, that a step sends, in (0, 1]
-    scope                what they are the largest of: "model", "tensor" or "balanced" (each one), see DGC
+    density              share of the whole model, tensor or chunk that a step sends, in (0, 1]
+    scope                what they are the largest of: "model", "tensor", "balanced" or "chunk", see DGC
     local                None, or how a rank's own gradient L joins the mean G (Algorithm 2): "sum" (G + L) / 2,
                          "partial" G - S + L with S what the rank sent, "error" G + E with E what it kept
     sync_every           optimizer steps between two averagings of the parameters, with a local mode; None: never

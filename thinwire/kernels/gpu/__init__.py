@@ -9,10 +9,12 @@ instead, because only the device knows that length.
 
 from __future__ import annotations
 
+from thinwire.kernels.gpu.chunks import select_chunks
 from thinwire.kernels.gpu.quantize import add_mean_of_signs, add_signs, blockwise_sign, error_step, watch
 from thinwire.kernels.gpu.search import accumulate, device_topk
 from thinwire.kernels.gpu.sparse_frames import checksum, checksum_around, encode_rice_frame
 from thinwire.kernels.gpu.ternary import clipped_scalers, encode_ternary_frame, ternarize_packed
+from thinwire.kernels.gpu.two_bits import two_bit_decode, two_bit_encode
 from thinwire.kernels.gpu.unpack import (
     frame_heads,
     launch_rice_indices,
@@ -38,8 +40,11 @@ __all__ = [
     "launch_rice_indices",
     "rice_indices",
     "scatter_add",
+    "select_chunks",
     "subtract_at",
     "ternarize_packed",
+    "two_bit_decode",
+    "two_bit_encode",
     "watch",
     "zero_at",
 ]

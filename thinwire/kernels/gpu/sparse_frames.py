@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.gpu.recorded import Recorder
+from thinwire.kernels.gpu.two_bits import two_bit_encode
 from thinwire.kernels.reference import four_bit_encode
 from thinwire.kernels.uploads import upload
 
@@ -23,7 +24,7 @@ _BLOCK = 256  # entries a program: those that share an int8 scale
 _TRIED = 5  # Rice parameters that are compared
 _HEADER_WORDS = 9
 _STEP_WORD = 6
-VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "int4": 4}
+VALUE_CODES = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3, "int4": 4, "int2": 5}
 
 
 @triton.jit
@@ -76,6 +77,8 @@ def _write_entries(
         value_words = (count + 255) // 256 + (count + 3) // 4
     elif CODE == 4:
         value_words = (count + 127) // 128 + (count + 7) // 8
+    elif CODE == 5:
+        value_words = (count + 63) // 64 + (count + 15) // 16
     else:
         value_words = (count + 1) // 2
     if block == 0:
@@ -113,7 +116,7 @@ def _write_entries(
         code = tl.reshape(rounded.to(tl.int8), (BLOCK,))
         out = frame.to(tl.pointer_type(tl.int8)) + 4 * (value_start + (count + 255) // 256)
         tl.store(out + i, code, mask=inside)
-    elif CODE != 4:  # which is in the frame already
+    elif CODE < 3:  # 4 and 5 are in the frame already
         finite = (value.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
         if CODE == 1:
             limit = 65504.0
@@ -226,8 +229,8 @@ def _launch(
     if tail.numel():
         start = 4 * _HEADER_WORDS
         frame[start : start + 4 * tail.numel()].view(torch.float32).copy_(tail)
-    if coding == "int4":
-        ends, codes = four_bit_encode(values)
+    if coding in ("int4", "int2"):
+        ends, codes = four_bit_encode(values) if coding == "int4" else two_bit_encode(values)
         start = 4 * (_HEADER_WORDS + tail.numel())
         frame[start : start + 2 * ends.numel()].view(torch.bfloat16).copy_(ends.flatten())
         frame[start + 2 * ends.numel() :][: codes.numel()].copy_(codes)

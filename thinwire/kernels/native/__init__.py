@@ -31,7 +31,7 @@ from thinwire.kernels.native.quantization import (
 )
 from thinwire.kernels.native.rice import rice_indices, rice_unary_bits_of, rice_write
 from thinwire.kernels.native.segments import accumulate, error_step, first_nonfinite
-from thinwire.kernels.native.selection import listing_entries, select_scopes, select_topk
+from thinwire.kernels.native.selection import listing_entries, select_chunks, select_scopes, select_topk
 from thinwire.kernels.native.serving import (
     add_mean_of_signs,
     pack_signs,
@@ -41,6 +41,7 @@ from thinwire.kernels.native.serving import (
     write_levels,
     write_signs,
 )
+from thinwire.kernels.native.two_bits import two_bit_decode, two_bit_encode
 
 __all__ = [
     "accumulate",
@@ -66,6 +67,7 @@ __all__ = [
     "rice_unary_bits_of",
     "rice_write",
     "scatter_add",
+    "select_chunks",
     "select_scopes",
     "select_topk",
     "sign_scales",
@@ -74,6 +76,8 @@ __all__ = [
     "sum_trits",
     "take_at",
     "ternarize_packed",
+    "two_bit_decode",
+    "two_bit_encode",
     "union_add",
     "unpack_bits",
     "unpack_trits",

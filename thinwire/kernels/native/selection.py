@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -39,6 +40,21 @@ def select_topk(x: Tensor, k: int) -> Tensor:  # (n,) float32 -> (k,) int64, ris
 def _search_entries(k: int) -> int:
     """Memory in which a search of a whole vector is fast: twice for a few more than k."""
     return 2 * listing_entries(2 * k + 4096)
+
+
+def select_chunks(
+    x: Tensor, bounds: Sequence[int], chunk: int, k: int, lasts: Sequence[int], out: Tensor | None = None
+) -> Tensor:
+    x, k = ready(x, torch.float32), min(k, chunk)
+    spans = [stop - start for start, stop in pairwise(bounds)]
+    lasts = [min(last, span % chunk) for span, last in zip(spans, lasts, strict=True)]
+    chosen = sum(span // chunk * k for span in spans) + sum(lasts)
+    indices = out if out is not None else torch.empty(chosen, dtype=torch.int32)
+    assert indices.numel() == chosen
+    library.lib().tw_select_chunks(
+        x.data_ptr(), len(spans), int64s(bounds), chunk, k, int64s(lasts), indices.data_ptr(), library.threads()
+    )
+    return indices if out is not None else indices.to(torch.int64) & 0xFFFFFFFF
 
 
 def select_scopes(

@@ -86,6 +86,7 @@ from thinwire.kernels.reference.segments import (
 )
 from thinwire.kernels.reference.selection import (
     select_among,
+    select_chunks,
     select_sampled,
     select_scopes,
     select_topk,
@@ -99,10 +100,16 @@ from thinwire.kernels.reference.serving import (
     write_levels,
     write_signs,
 )
+from thinwire.kernels.reference.two_bits import (
+    INT2_CHUNK,
+    two_bit_decode,
+    two_bit_encode,
+)
 
 __all__ = [
     "FRAME_LIMIT",
     "GRADIENT_LIMIT",
+    "INT2_CHUNK",
     "INT4_CHUNK",
     "INT8_CHUNK",
     "RICE_COUNT",
@@ -155,6 +162,7 @@ __all__ = [
     "scalers_of",
     "scatter_add",
     "select_among",
+    "select_chunks",
     "select_sampled",
     "select_scopes",
     "select_topk",
@@ -167,6 +175,8 @@ __all__ = [
     "take_at",
     "ternarize",
     "ternarize_packed",
+    "two_bit_decode",
+    "two_bit_encode",
     "uniform",
     "union_add",
     "unpack_bits",

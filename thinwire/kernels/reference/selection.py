@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -52,6 +53,36 @@ def select_sampled(x: Tensor, k: int, key: int) -> Tensor:  # (n,) float32 -> (<
 def select_among(x: Tensor, candidates: Tensor, k: int) -> Tensor:  # (n,), (c,) int64 rising -> (min(c, k),) int64
     """Return the k largest magnitudes among the candidates, by the rules of select_topk."""
     return candidates[select_topk(x[candidates], k)]
+
+
+_SLAB = 1 << 22  # elements that are looked at together
+
+
+def select_chunks(
+    x: Tensor, bounds: Sequence[int], chunk: int, k: int, lasts: Sequence[int], out: Tensor | None = None
+) -> Tensor:  # (n,) float32 -> (c,) int64, rising
+    """Return the k largest magnitudes of every ``chunk`` consecutive elements, by the rules of select_topk.
+
+    The chunks of scope s begin at ``bounds[s]``; of what is left before ``bounds[s + 1]``, fewer than ``chunk``
+    elements, come the ``lasts[s]`` largest. ``out``, (c,) int32, is memory offered for the indices.
+    """
+    chosen = [torch.zeros(0, dtype=torch.int64, device=x.device)]
+    for (start, stop), last in zip(pairwise(bounds), lasts, strict=True):
+        rest = stop - (stop - start) % chunk
+        step = max(1, _SLAB // chunk) * chunk
+        for first in range(start, rest, step):
+            rows = x[first : min(first + step, rest)].reshape(-1, chunk)
+            chosen.append(_largest_of_rows(rows, min(k, chunk)) + first)
+        chosen.append(select_topk(x[rest:stop], last) + rest)
+    return torch.cat(chosen)
+
+
+def _largest_of_rows(rows: Tensor, k: int) -> Tensor:  # (r, c) float32 -> (r * k,) int64, rising
+    magnitude = _magnitude(rows)
+    edge = torch.topk(magnitude, k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    above, level = magnitude > edge, magnitude == edge
+    missing = k - above.sum(dim=1, keepdim=True)
+    return torch.nonzero((above | level & (level.cumsum(dim=1, dtype=torch.int32) <= missing)).flatten()).flatten()
 
 
 def select_scopes(

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.advisor.auto import Auto
 from thinwire.edges.bucket_fusion import choice as fusion_choice
 from thinwire.edges.ddp import THAWED, has_foreign_hook, is_attached
+from thinwire.edges.ddp_edge import DdpEdge
 from thinwire.edges.wire import Wire
 from thinwire.edges.wire_alone import WireAlone, is_alone
 from thinwire.engine.hierarchy import sends_nothing
@@ -100,7 +101,7 @@ def attach(
         check_replicas_every=check_replicas_every,
         terms=EdgeTerms({**_terms_of(model), "auto": str(auto), "THINWIRE_MERGE": fusion}, error),
     )
-    wire = Wire(model, reducer)
+    wire = Wire(reducer, DdpEdge(model, reducer))
     if auto and reducer.nets.own.size > 1:
         Auto(wire)
     _tell(reducer)

@@ -145,7 +145,7 @@ def trained(group: dist.ProcessGroup, spec: str, way: str) -> tuple[torch.Tensor
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-        plan = wire._plan.fusion.plan if isinstance(wire._plan, FusedBuckets) else None
+        plan = wire.edge._plan.fusion.plan if isinstance(wire.edge._plan, FusedBuckets) else None
         wire.detach()
     finally:
         merging.best_groups = choose

@@ -176,7 +176,7 @@ def accumulated_and_broken_off(group: dist.ProcessGroup, cap: float) -> list[Any
         model = DDP(Fused(), process_group=group, bucket_cap_mb=cap)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         wire = thinwire.attach(model, optimizer, "dgc:density=0.05,dense_below=0")
-        fixed, found = wire._plan, []
+        fixed, found = wire.edge._plan, []
         assert isinstance(fixed, FixedBuckets)
 
         def step(number: int) -> None:

@@ -679,7 +679,7 @@ def copied(group: dist.ProcessGroup) -> None:
         training.optimizer.zero_grad()
         for part in parts_of(training.rank, step, passes):
             training.model(part).backward()
-        shares = training.wire._open._shares
+        shares = training.wire.edge._open._shares
         assert len(shares) == 5 and all((share.before is not None) == kept for share in shares.values()), step
         training.optimizer.step()
         assert not shares

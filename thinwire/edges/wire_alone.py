@@ -64,7 +64,7 @@ class WireAlone(Wire):
         self._optimizer = optimizer
         auto = isinstance(method, str) and method.strip().lower() == "auto"
         self._method, self._is_attached = self._checked("dense" if auto else method), True
-        self.model = model  # type: ignore[assignment]
+        self.model = model
         log.warning(ALONE)
 
     def _checked(self, method: Method | str) -> Method:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def numbers_to_compare(reducer: Reducer) -> list[float]:
     """What all ranks should have alike now, as they compare it every so many steps."""
-    hypers = reducer.view.hypers(reducer.parameters.values())
+    hypers = list(reducer.view.hypers().values())
     return numbers_of(hypers, reducer.progress.states if reducer.running.keeps else None)
 
 

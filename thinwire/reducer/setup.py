@@ -63,16 +63,16 @@ def description_of(
         "method": repr(method),
         "hierarchy": [list(ranks) for ranks in machines] if machines is not None else None,
         "parameters": {name: form_of(p) for name, p in parameters.items()},
-        "the optimizer's options": _options_of(view, parameters) if view is not None else {},
+        "the optimizer's options": _options_of(view) if view is not None else {},
         **options,
     }
 
 
-def _options_of(view: OptimizerView | NoOptimizer, parameters: Mapping[str, Tensor]) -> dict[str, str]:
+def _options_of(view: OptimizerView | NoOptimizer) -> dict[str, str]:
     """Those that the engine reads, at each parameter where they change; a float and a tensor of it read alike."""
     found: dict[str, str] = {}
     last = None
-    for name, hyper in zip(parameters, view.hypers(parameters.values()), strict=True):
+    for name, hyper in view.hypers().items():
         if hyper is not last:
             found[name] = f"lr={hyper.lr:.6g}, momentum={hyper.momentum:.6g}, weight_decay={hyper.weight_decay:.6g}"
         last = hyper

@@ -17,7 +17,7 @@ from thinwire.edges.wire_alone import WireAlone, is_alone
 from thinwire.engine.hierarchy import sends_nothing
 from thinwire.engine.step_skipper import Scaler
 from thinwire.methods import Dense, Method
-from thinwire.reducer import EdgeTerms, HierarchySpec, Reducer
+from thinwire.reducer import EdgeTerms, HierarchySpec, Optimizers, Reducer
 from thinwire.torch_private import exchanged_by_ddp, ignored_by_ddp, uncompiled
 
 log = logging.getLogger("thinwire")
@@ -27,7 +27,7 @@ SHORT_WARMUP = 6  # steps: as epochs smaller numbers are usual (DGC has 4), as s
 
 def attach(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     method: Method | str,
     *,
     hierarchy: HierarchySpec = None,

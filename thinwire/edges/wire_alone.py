@@ -17,7 +17,7 @@ from thinwire.edges.wire import Wire
 from thinwire.errors import DetachedError
 from thinwire.methods import Method
 from thinwire.monitor.step_log import StepLog
-from thinwire.reducer.setup import method_of, view_of
+from thinwire.reducer.setup import Optimizers, method_of, view_of
 from thinwire.stats import Stats
 
 log = logging.getLogger("thinwire")
@@ -57,7 +57,7 @@ def is_alone(model: object) -> bool:
 class WireAlone(Wire):
     """Has all that a wire has, and changes nothing; mistakes in the arguments are told as on several ranks."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, method: Method | str) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizers, method: Method | str) -> None:
         if optimizer is None:
             raise ValueError("attach needs a torch optimizer, not NoneType")
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -57,6 +57,16 @@ class Method:
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
         """Put memory, compressor and collective together around a net."""
         raise NotImplementedError(f"{type(self).__name__} must define aggregator(net, optimizer_is_sgd)")
+
+    def assembled(self, net: Net, of_sgd: Callable[[Method], bool]) -> Aggregator:
+        """The aggregator, where each of the ``members`` has parameters of torch.optim.SGD or of other optimizers."""
+        return self.aggregator(net, of_sgd(self))
+
+    def of_sgd(self, names: Collection[str], sgd: Collection[str]) -> Callable[[Method], bool]:
+        """Whether all parameters of a member are among those of torch.optim.SGD: one method treats its parameters
+        alike."""
+        mixed = {id(self.member_of(name)) for name in names if name not in sgd}
+        return lambda member: id(member) not in mixed
 
     @property
     def members(self) -> tuple[Method, ...]:

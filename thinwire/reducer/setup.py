@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
+from thinwire.engine.owners import optimizers_of
 from thinwire.methods import Method, parse_method
 from thinwire.methods.registry import for_other_optimizers
 from thinwire.monitor.health import check_watched
@@ -21,6 +22,7 @@ from thinwire.transport.groups import check_agreement
 from thinwire.transport.reducer_nets import GroupNets, Nets
 
 HierarchySpec = str | int | Sequence[Sequence[int]] | None
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]  # also in wrappers that hold them as .optimizer
 
 
 @dataclass(frozen=True)
@@ -79,17 +81,16 @@ def _options_of(view: OptimizerView | NoOptimizer) -> dict[str, str]:
     return found
 
 
-def view_of(parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> OptimizerView | NoOptimizer:
-    """The optimizer as the engine reads it; a ValueError where it does not fit the parameters."""
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"optimizer must be a torch optimizer, not {type(optimizer).__name__}")
+def view_of(parameters: Mapping[str, Tensor], optimizer: Optimizers | None) -> OptimizerView | NoOptimizer:
+    """The optimizers as the engine reads them; a ValueError where they do not fit the parameters."""
+    optimizers = optimizers_of(optimizer) if optimizer is not None else None
     for name, parameter in parameters.items():
         if not parameter.is_floating_point():
             kind = str(parameter.dtype).removeprefix("torch.")
             raise ValueError(
                 f"parameter {name!r} is {kind}; gradients are exchanged as float32, so use real parameters"
             )
-    return OptimizerView(optimizer, dict(parameters)) if optimizer is not None else NoOptimizer(parameters)
+    return OptimizerView(optimizers, dict(parameters)) if optimizers is not None else NoOptimizer(parameters)
 
 
 def method_of(method: Method | str, parameters: Mapping[str, Tensor], view: OptimizerView | NoOptimizer) -> Method:
@@ -105,8 +106,14 @@ def method_of(method: Method | str, parameters: Mapping[str, Tensor], view: Opti
             f"{chosen} averages the parameters every {chosen.averaging_interval} optimizer steps and must see them; "
             "give optimizer="
         )
+    if view.sharded and chosen.replicas_drift:
+        raise ValueError(
+            f"{chosen} lets every rank go its own way, and {view.optimizer_names} gives all ranks the parameters of the "
+            "one that steps them; take a method without local gradients"
+        )
+    of_sgd = chosen.of_sgd(parameters, view.sgd)
     for one in chosen.members:
-        if one.takes_momentum(view.is_sgd):
+        if one.takes_momentum(of_sgd(one)):
             own = [name for name in parameters if chosen.member_of(name) is one]
             view.check_takeover(one.name, partial(for_other_optimizers, one), own)
     return chosen

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode  # without it this module cannot be imported
-
-Model = TypeVar("Model")
 
 TESTED = ("2.13",)  # the torch versions on which the probes were run
 
@@ -69,7 +67,7 @@ def version_of(tensor: Tensor) -> int:
 # ----------------------------------------------------------------------------------------- DistributedDataParallel
 
 
-def uncompiled(model: Model) -> Model | Any:
+def uncompiled(model: Any) -> Any:
     """What ``torch.compile`` (``_orig_mod``) or Lightning's Fabric (``_forward_module``) wrapped, or the model itself;
     without these names the wrapper is returned."""
     while not isinstance(model, DistributedDataParallel):

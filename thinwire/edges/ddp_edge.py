@@ -58,6 +58,7 @@ class DdpEdge:
         )
         reducer.stepped, reducer.restarted = _note_steps(self._open, optimizers), self._open.restart
         reducer.monitors.replicas = self._replicas
+        reducer.unused = self._unused
         self._router: Router = router_of(model)
         self._router.target = self._on_bucket
         self._install()
@@ -121,6 +122,10 @@ class DdpEdge:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def _unused(self) -> dict[str, Any]:
+        names = list(self.reducer.parameters)
+        return {names[ordinal]: before for ordinal, before in self._open.unused().items()}
 
     def _replicas(self) -> Mapping[str, Tensor] | None:
         """What should be equal on all ranks; not while ranks that ran out of inputs take no steps (Join), until DDP

@@ -79,6 +79,7 @@ class OpenStep:
         self._steps = 0  # of the optimizer
         self._shares: dict[int, Share] = {}  # by ordinal
         self._held: dict[int, Held] = {}  # by ordinal, as the running pass found it
+        self._left: set[int] = set()  # ordinals of what no optimizer used, where another one has stepped since
 
     def watch(
         self, optimizers: Sequence[torch.optim.Optimizer], noted: Callable[[], None], other_stepped: OtherStepped
@@ -175,6 +176,7 @@ class OpenStep:
         """What lies in these parameters' .grad without being this pass's, or no_sync's; None where nothing does, they
         were in no exchange of this step before, and nothing is to be copied: all of it is new."""
         held = {ordinal: self._held[ordinal] for ordinal in ordinals if ordinal in self._held}
+        self._left.difference_update(ordinals)
         all_new = not held and not self._wants_copies and self._shares.keys().isdisjoint(ordinals)
         if all_new:
             self._shares.update((ordinal, Share()) for ordinal in ordinals)
@@ -237,12 +239,20 @@ class OpenStep:
         else:
             for place in places:
                 self._shares.pop(place, None)
+        self._left = set(self._shares)
         self._counted, self._passes = False, 0
         self._steps += counts
+
+    def unused(self) -> dict[int, Any]:
+        """What was kept of parameters before exchanges that no optimizer used although another one has stepped since;
+        of those that can be taken back."""
+        shares = {ordinal: self._shares[ordinal] for ordinal in self._left}
+        return {ordinal: share.before for ordinal, share in shares.items() if share.kept}
 
     def restart(self) -> None:
         """Another method follows, or another state: nothing before can be taken back."""
         self._shares.clear()
+        self._left.clear()
         self._counted = False
         self._steps = 0
 

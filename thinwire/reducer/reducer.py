@@ -48,6 +48,7 @@ from thinwire.reducer.setup import (
 )
 from thinwire.reducer.states import agreed_state, state_of, state_of_all
 from thinwire.reducer.summary import stats_of
+from thinwire.reducer.unused_exchanges import take_back, taken_back
 from thinwire.stats import Stats
 from thinwire.transport import Net, overhead
 from thinwire.transport.attach_roll_call import agree_to_attach
@@ -129,6 +130,7 @@ class Reducer:
         self.shared_step = SharedStep()
         # Called after every step of an optimizer that counts, with whether it begins a step of all of them.
         self.stepped: Callable[[torch.optim.Optimizer, bool], None] = lambda optimizer, begins: None
+        self.unused: Callable[[], dict[str, Any]] = dict  # what was kept before exchanges that no step used, by name
         self.restarted: Callable[[], None] = lambda: None  # called when another method or another state is there
         self.drifted = False  # the ranks' parameters differ, and this is not inside averaged()
         self.shows_mean = False  # this is inside averaged(), and the ranks' own parameters come back behind it
@@ -262,8 +264,8 @@ class Reducer:
                     pending.record_stream(torch.cuda.current_stream(pending.device))
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """What happens once a step does so behind the first optimizer that steps: no other one may follow. Averaged
-        are all parameters then, and behind each further one of the same step its own."""
+        """What happens once per step does so behind the first optimizer, because no other one may follow. All
+        parameters are averaged then, and behind each further optimizer of the step its own."""
         if left_out(optimizer) or (self.skipper is not None and self.skipper.was_skipped(optimizer)):
             return
         progress, interval = self.progress, self.method.averaging_interval
@@ -342,6 +344,7 @@ class Reducer:
         """
         self._wait()
         chosen = agreed_method(method, self.parameters, self.view, self.monitors, self.nets.own)
+        take_back(self)
         hand_over, old = self._hand_over, self.running
         if self.method.replicas_drift:
             hand_over.make_equal()
@@ -370,6 +373,7 @@ class Reducer:
             self.view.take_velocity(self.running.kept("velocity"))
             self._leave()
             return {}
+        take_back(self)
         hand_over = self._hand_over
         if self.method.replicas_drift:
             hand_over.make_equal()
@@ -439,7 +443,8 @@ class Reducer:
         """
         self._wait()
         self.progress.states += 1
-        return state_of_all(self) if all_ranks else state_of(self)
+        with taken_back(self):
+            return state_of_all(self) if all_ranks else state_of(self)
 
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Take up where ``state_dict`` left off; a collective call.

@@ -108,8 +108,8 @@ def method_of(method: Method | str, parameters: Mapping[str, Tensor], view: Opti
         )
     if view.sharded and chosen.replicas_drift:
         raise ValueError(
-            f"{chosen} lets every rank go its own way, and {view.optimizer_names} gives all ranks the parameters of the "
-            "one that steps them; take a method without local gradients"
+            f"{chosen} lets every rank go its own way, and {view.optimizer_names} gives all ranks the parameters of "
+            "the one that steps them; take a method without local gradients"
         )
     of_sgd = chosen.of_sgd(parameters, view.sgd)
     for one in chosen.members:

@@ -220,9 +220,12 @@ def skipping(group: dist.ProcessGroup, scaled: bool) -> None:
         before = flat(pair.net)
         (scaler.scale(loss) if scaler is not None else loss).backward()
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a scaler that unscales one optimizer's gradients does not clip
+            warnings.simplefilter("error")  # to unscale one optimizer's gradients is not to clip them
             for optimizer in pair.optimizers:
                 if scaler is not None:
+                    scaler.unscale_(optimizer)
+                    parameters = [parameter for one in optimizer.param_groups for parameter in one["params"]]
+                    nn.utils.clip_grad_norm_(parameters, float("inf"))  # to know the norm
                     scaler.step(optimizer)
                 else:
                     optimizer.step()

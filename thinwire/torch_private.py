@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode  # without it this module cannot be imported
+
+Model = TypeVar("Model")
 
 TESTED = ("2.13",)  # the torch versions on which the probes were run
 
@@ -67,16 +69,17 @@ def version_of(tensor: Tensor) -> int:
 # ----------------------------------------------------------------------------------------- DistributedDataParallel
 
 
-def uncompiled(model: Any) -> Any:
+def uncompiled(model: Model) -> Model | Any:
     """What ``torch.compile`` (``_orig_mod``) or Lightning's Fabric (``_forward_module``) wrapped, or the model itself;
     without these names the wrapper is returned."""
-    while not isinstance(model, DistributedDataParallel):
+    found: Any = model
+    while not isinstance(found, DistributedDataParallel):
         # Fabric's first: it looks up the other name in the bare module.
-        inner = getattr(model, "_forward_module", None) or getattr(model, "_orig_mod", None)
-        if not isinstance(inner, torch.nn.Module) or inner is model:
+        inner = getattr(found, "_forward_module", None) or getattr(found, "_orig_mod", None)
+        if not isinstance(inner, torch.nn.Module) or inner is found:
             break
-        model = inner
-    return model
+        found = inner
+    return found
 
 
 def ignored_by_ddp(model: DistributedDataParallel) -> set[str]:

@@ -219,11 +219,16 @@ def skipping(group: dist.ProcessGroup, scaled: bool) -> None:
         loss = pair.loss(step) * (float("inf") if bad and pair.rank == 1 else 1.0)
         before = flat(pair.net)
         (scaler.scale(loss) if scaler is not None else loss).backward()
-        for optimizer in pair.optimizers:
-            if scaler is not None:
-                scaler.step(optimizer)
-            else:
-                optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # to unscale one optimizer's gradients is not to clip them
+            for optimizer in pair.optimizers:
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
+                    parameters = [parameter for one in optimizer.param_groups for parameter in one["params"]]
+                    nn.utils.clip_grad_norm_(parameters, float("inf"))  # to know the norm
+                    scaler.step(optimizer)
+                else:
+                    optimizer.step()
         if scaler is not None:
             scaler.update()
         assert torch.equal(flat(pair.net), before) == bad, step
@@ -239,6 +244,43 @@ def skipping(group: dist.ProcessGroup, scaled: bool) -> None:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_step_that_is_passed_over_is_so_for_every_optimizer(cluster: Cluster, scaled: bool) -> None:
     cluster.run(skipping, 2, scaled)
+
+
+def traceless(group: dist.ProcessGroup, method: str) -> None:
+    """Beside two reducers, each of which sees the gradients of its own optimizer's passes alone."""
+    pair, other = Pair(group, two_of_sgd, method), Pair(group, two_of_sgd)
+    parts = [other.net.fc, other.net.body]
+    reducers = [
+        thinwire.Reducer(part.named_parameters(), method, group, optimizer)
+        for part, optimizer in zip(parts, other.optimizers, strict=True)
+    ]
+    other.model = other.net  # type: ignore[assignment]  # without DDP
+    for step in range(8):
+        in_turns(pair, step)
+        for place, (part, reducer) in enumerate(zip(parts, reducers, strict=True)):
+            other.zero()
+            other.loss(10 * step + place).backward()
+            reducer.reduce({name: parameter.grad for name, parameter in part.named_parameters()})
+            other.optimizers[place].step()
+        close(flat(pair.net), flat(other.net), f"{method}, step {step}")
+    for kind in ("residual", "velocity"):
+        kept = pair.wire.reducer.running.kept(kind)
+        before = pair.wire.reducer.unused()  # of body the last pass counts, of fc the one before
+        assert {name.partition(".")[0] for name in before} <= {"fc"}
+        for name, vector in reducers[1].running.kept(kind).items():
+            close(kept[f"body.{name}"], vector, f"{method}, {kind} of {name}")
+    rest, alone = pair.wire.detach(), [reducer.detach() for reducer in reducers]
+    for prefix, own in (("fc", alone[0]), ("body", alone[1])):
+        for name, vector in own.items():
+            close(rest[f"{prefix}.{name}"], vector, f"{method}, left of {prefix}.{name}")
+
+
+@pytest.mark.parametrize("method", [
+    "dropping:density=0.1,scope=tensor,values=fp32", "dgc:density=0.1,dense_below=0,scope=tensor,values=fp32",
+    "dgc:density=0.1,dense_below=0,scope=tensor,values=fp32,direct_decay=false,factor_masking=true",
+])  # fmt: skip
+def test_gradients_of_the_other_optimizers_pass_leave_no_trace(cluster: Cluster, method: str) -> None:
+    cluster.run(traceless, 2, method)
 
 
 def unknown_scaler(group: dist.ProcessGroup) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +14,7 @@ from thinwire.codecs.values import SHARED_SCALES
 from thinwire.engine.layout import Layout
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods.adviser_traits import Advised
+from thinwire.methods.epochs import epochs_in, steps_in
 from thinwire.methods.spec import no_option, read_options, spell
 from thinwire.transport import Net
 
@@ -36,7 +37,7 @@ class Method:
     ``name`` is the one used in method strings, given by ``@thinwire.method``. The other class attributes and the
     properties are what the engine, the adviser and the command line want to know; their defaults suit a method that
     compresses every gradient on its own. Options of these names get their meaning here: ``clip_norm``, ``dense_below``,
-    ``exclude``, ``residual`` and ``values`` (as of ``thinwire.DGC``).
+    ``exclude``, ``residual``, ``values`` and ``warmup`` (as of ``thinwire.DGC``).
     """
 
     name: ClassVar[str] = ""
@@ -76,6 +77,13 @@ class Method:
     def member_of(self, name: str) -> Method:
         """The method of one parameter."""
         return self
+
+    def in_steps(self, steps_per_epoch: int | None) -> Method:
+        """The same method with its warm-up in optimizer steps, where it was given in epochs."""
+        warmup: Any = getattr(self, "warmup", None)
+        if epochs_in(warmup) is None:
+            return self
+        return replace(self, **{"warmup": steps_in(f"{self.name}: warmup", warmup, steps_per_epoch)})
 
     @property
     def communicates(self) -> bool:

@@ -76,6 +76,10 @@ class PerLayer(Method):
     def member_of(self, name: str) -> Method:
         return self.methods[self.place_of(name)][1]
 
+    def in_steps(self, steps_per_epoch: int | None) -> Method:
+        inner = {id(one): one.in_steps(steps_per_epoch) for one in self.members}
+        return PerLayer([(pattern, inner[id(one)]) for pattern, one in self.methods])
+
     def check_names(self, names: list[str]) -> None:
         places = [self.place_of(name) for name in names]
         for place, (pattern, one) in enumerate(self.methods):

@@ -65,9 +65,9 @@ class Reducer:
     applies momentum and weight decay in front of the compression, the optimizer's own are switched off while its
     ``step()`` runs; without one the learning rate is 1 and there is neither momentum nor weight decay.
 
-    ``hierarchy``, ``on_nonfinite``, ``scaler``, ``guard``, ``guard_every`` and ``check_replicas_every`` are those of
-    ``thinwire.attach``. Without an optimizer ``on_nonfinite="skip"`` leaves all gradients of a step that is passed over
-    infinite, on all ranks: do not apply them.
+    ``hierarchy``, ``on_nonfinite``, ``scaler``, ``guard``, ``guard_every``, ``check_replicas_every`` and
+    ``steps_per_epoch`` are those of ``thinwire.attach``. Without an optimizer ``on_nonfinite="skip"`` leaves all
+    gradients of a step that is passed over infinite, on all ranks: do not apply them.
 
         reducer = thinwire.Reducer(model.named_parameters(), thinwire.DGC(), optimizer=optimizer)
         loss.backward()
@@ -88,6 +88,7 @@ class Reducer:
         guard: str | None = None,
         guard_every: int = 20,
         check_replicas_every: int | None = None,
+        steps_per_epoch: int | None = None,
         terms: EdgeTerms | None = None,
     ) -> None:
         terms = terms or EdgeTerms()
@@ -97,7 +98,7 @@ class Reducer:
         try:
             if error is None:
                 view = view_of(self.parameters, optimizer)
-                chosen = method_of(method, self.parameters, view)
+                chosen = method_of(method, self.parameters, view, steps_per_epoch)
                 machines = machine_groups(hierarchy, ranks)
                 check_skipping(on_nonfinite, scaler)
                 check_watched(chosen, guard, check_replicas_every, guard_every)
@@ -118,7 +119,7 @@ class Reducer:
         elif error is not None:
             raise ValueError(error)
         assert chosen is not None and view is not None
-        self.view, self.method = view, chosen
+        self.view, self.method, self._steps_per_epoch = view, chosen, steps_per_epoch
         self.nets = make_nets(machines)
         self.progress = Progress()
         self.skipper = StepSkipper(scaler) if skips else None
@@ -343,7 +344,8 @@ class Reducer:
         learning rate is 0 both wait until it is not. Warm-ups count steps from the beginning, not from the switch.
         """
         self._wait()
-        chosen = agreed_method(method, self.parameters, self.view, self.monitors, self.nets.own)
+        own, epoch = self.nets.own, self._steps_per_epoch
+        chosen = agreed_method(method, self.parameters, self.view, self.monitors, own, epoch)
         take_back(self)
         hand_over, old = self._hand_over, self.running
         if self.method.replicas_drift:

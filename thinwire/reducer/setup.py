@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
 from thinwire.engine.owners import optimizers_of
 from thinwire.methods import Method, parse_method
+from thinwire.methods.epochs import check_steps_per_epoch
 from thinwire.methods.registry import for_other_optimizers
 from thinwire.monitor.health import check_watched
 from thinwire.monitor.monitors import Monitors
@@ -93,13 +94,20 @@ def view_of(parameters: Mapping[str, Tensor], optimizer: Optimizers | None) -> O
     return OptimizerView(optimizers, dict(parameters)) if optimizers is not None else NoOptimizer(parameters)
 
 
-def method_of(method: Method | str, parameters: Mapping[str, Tensor], view: OptimizerView | NoOptimizer) -> Method:
-    """The method; a ValueError where it does not fit the parameters and their optimizer."""
+def method_of(
+    method: Method | str,
+    parameters: Mapping[str, Tensor],
+    view: OptimizerView | NoOptimizer,
+    steps_per_epoch: int | None = None,
+) -> Method:
+    """The method, with all lengths in steps; a ValueError where it does not fit the parameters and their optimizer."""
     chosen: object = parse_method(method) if isinstance(method, str) else method
     if isinstance(chosen, type) and issubclass(chosen, Method):
         raise ValueError(f"method is the class {chosen.__name__}; make one of it: thinwire.{chosen.__name__}()")
     if not isinstance(chosen, Method):
         raise ValueError(f"method must be a thinwire method such as thinwire.DGC() or its string form, not {chosen!r}")
+    check_steps_per_epoch(steps_per_epoch)
+    chosen = chosen.in_steps(steps_per_epoch)
     chosen.check_names(list(parameters))
     if isinstance(view, NoOptimizer) and chosen.averaging_interval is not None:
         raise ValueError(
@@ -125,11 +133,12 @@ def agreed_method(
     view: OptimizerView | NoOptimizer,
     monitors: Monitors,
     net: Net,
+    steps_per_epoch: int | None,
 ) -> Method:
     """The method that all ranks switch to; the same ValueError on all of them where one cannot."""
     error, chosen = None, None
     try:
-        chosen = method_of(method, parameters, view)
+        chosen = method_of(method, parameters, view, steps_per_epoch)
         guard = monitors.guard
         check_watched(chosen, guard.mode if guard is not None else None, monitors.check_every)
     except ValueError as problem:

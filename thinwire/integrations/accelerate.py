@@ -26,7 +26,7 @@ def attach(
     mean. Threshold of ``accelerator.clip_grad_norm_``: give it to the method, as ``clip_norm``.
     """
     wire = attach_model(model, optimizer, method, **{"scaler": accelerator.scaler, **options})
-    accelerator.register_for_checkpointing(_Saved(wire))
+    accelerator.register_for_checkpointing(_StateOfAllRanks(wire))
 
     def save_mean(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
         if wire.attached and wire.method.replicas_drift:
@@ -40,7 +40,7 @@ def attach(
     return wire
 
 
-class _Saved:
+class _StateOfAllRanks:
     """What the accelerator saves on its first process: the state of all ranks."""
 
     def __init__(self, wire: Wire) -> None:

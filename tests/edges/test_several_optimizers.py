@@ -428,9 +428,9 @@ def refused(group: dist.ProcessGroup) -> None:
         ([part, sgd([net.fc.bias])], "the 2 optimizers do not own 1 of the model's 6 parameters"),
         ([whole, whole], "has one of them twice"),
         ([], "the list of optimizers is empty"),
-        ([whole, None], "must be a torch optimizer or a list of them, not a list with a NoneType"),
-        ({"a": whole}, "must be a torch optimizer or a list of them, not dict"),
-        ("sgd", "must be a torch optimizer or a list of them, not str"),
+        ([whole, None], "must be a torch optimizer, not a list with a NoneType; give"),
+        ({"a": whole}, "must be a torch optimizer, not dict; give"),
+        ("sgd", "must be a torch optimizer, not str; give"),
     ]
     for optimizers, expected in cases:
         said = sentence_of(ValueError, lambda optimizers=optimizers: thinwire.attach(model, optimizers, "dense"))

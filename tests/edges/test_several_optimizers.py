@@ -321,6 +321,22 @@ def test_another_optimizer_is_told_and_the_attached_ones_are_not(cluster: Cluste
     cluster.run(quiet, 2, loop)
 
 
+def automatic(group: dist.ProcessGroup, loop: Loop) -> str:
+    pair = Pair(group, fc_and_body, "auto")
+    for step in range(10):
+        loop(pair, step)
+    chosen = str(pair.wire.method)
+    assert sentence_of(ValueError, lambda: pair.wire.switch("dgc"))
+    pair.end()
+    return chosen
+
+
+@pytest.mark.parametrize("loop", [together, in_turns])
+def test_auto_watches_several_optimizers(cluster: Cluster, loop: Loop) -> None:
+    first, second = cluster.run(automatic, 2, loop)
+    assert first == second
+
+
 # -------------------------------------------------------------------------------------- checkpoints, switch, detach
 
 

@@ -81,7 +81,7 @@ def _tried(work: Callable[[], Result]) -> tuple[Result | None, str | None]:
 
 
 def _prepared(reducer: Reducer, state: dict[str, Any]) -> Loaded:
-    running = RunningMethod(reducer.method, reducer.parameters, reducer.nets, reducer.view.is_sgd)
+    running = RunningMethod(reducer.method, reducer.parameters, reducer.nets, reducer.view.sgd)
     running.aggregator.load_state_dict(state["aggregator"])
     running.density_factor = state["density_factor"]
     device = reducer.nets.compute_device

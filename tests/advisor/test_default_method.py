@@ -35,7 +35,7 @@ ROWS = {
     ("large", 16, None, True, "blocksign", "with SGD on 16 ranks"),
     ("large", 64, None, False, "blocksign", "with SGD on 64 ranks"),
     ("large", 4, "AdamW", True, "dense:dtype=bf16", "wants wire.averaged() around evaluation"),
-    ("large", 64, "Muon and AdamW", False, "dense:dtype=bf16", "with Muon and AdamW 16 bits"),
+    ("large", 64, "Muon and AdamW", False, "dense:dtype=bf16", "with Muon and AdamW nothing that sends less"),
 ])  # fmt: skip
 def test_rule(model: str, ranks: int, other: str | None, epochs: bool, spec: str, why: str) -> None:
     found = default_method(ROWS[model], ranks, other, epochs)

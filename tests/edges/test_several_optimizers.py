@@ -321,6 +321,22 @@ def test_another_optimizer_is_told_and_the_attached_ones_are_not(cluster: Cluste
     cluster.run(quiet, 2, loop)
 
 
+def automatic(group: dist.ProcessGroup, loop: Loop) -> str:
+    pair = Pair(group, fc_and_body, "auto")
+    for step in range(10):
+        loop(pair, step)
+    chosen = str(pair.wire.method)
+    assert sentence_of(ValueError, lambda: pair.wire.switch("dgc"))
+    pair.end()
+    return chosen
+
+
+@pytest.mark.parametrize("loop", [together, in_turns])
+def test_auto_watches_several_optimizers(cluster: Cluster, loop: Loop) -> None:
+    first, second = cluster.run(automatic, 2, loop)
+    assert first == second
+
+
 # -------------------------------------------------------------------------------------- checkpoints, switch, detach
 
 
@@ -428,9 +444,9 @@ def refused(group: dist.ProcessGroup) -> None:
         ([part, sgd([net.fc.bias])], "the 2 optimizers do not own 1 of the model's 6 parameters"),
         ([whole, whole], "has one of them twice"),
         ([], "the list of optimizers is empty"),
-        ([whole, None], "must be a torch optimizer or a list of them, not a list with a NoneType"),
-        ({"a": whole}, "must be a torch optimizer or a list of them, not dict"),
-        ("sgd", "must be a torch optimizer or a list of them, not str"),
+        ([whole, None], "must be a torch optimizer, not a list with a NoneType; give"),
+        ({"a": whole}, "must be a torch optimizer, not dict; give"),
+        ("sgd", "must be a torch optimizer, not str; give"),
     ]
     for optimizers, expected in cases:
         said = sentence_of(ValueError, lambda optimizers=optimizers: thinwire.attach(model, optimizers, "dense"))

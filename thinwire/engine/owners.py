@@ -34,8 +34,10 @@ def optimizers_of(given: Any) -> tuple[Optimizer, ...]:
     found = tuple(seen_through(one) for one in (given if several else [given]))
     for one in found:
         if not isinstance(one, Optimizer):
-            what = "optimizer must be a torch optimizer or a list of them"
-            raise ValueError(f"{what}, not {'a list with a ' if several else ''}{type(one).__name__}")
+            what = f"a list with a {type(one).__name__}" if several else type(one).__name__
+            raise ValueError(
+                f"optimizer must be a torch optimizer, not {what}; give the one that steps the model, or a list of them"
+            )
     if not found:
         raise ValueError("the list of optimizers is empty; give those that step the model's parameters")
     if len({id(one) for one in found}) < len(found):

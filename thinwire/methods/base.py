@@ -61,7 +61,7 @@ class Method:
 
     def assembled(self, net: Net, of_sgd: Callable[[Method], bool]) -> Aggregator:
         """The aggregator, where each of the ``members`` has parameters of torch.optim.SGD or of other optimizers."""
-        return self.aggregator(net, of_sgd(self))
+        return self.aggregator(net, all(of_sgd(one) for one in self.members))
 
     def of_sgd(self, names: Collection[str], sgd: Collection[str]) -> Callable[[Method], bool]:
         """Whether all parameters of a member are among those of torch.optim.SGD: one method treats its parameters

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 
 STEPS, BATCH, ACCUMULATED, SAVE_EVERY = int(os.environ.get("STEPS", "200")), 16, 2, 50
-FOLDER = Path(os.environ.get("FOLDER", "runs/adamw_amp"))
+FILE = Path(os.environ.get("FILE", "adamw_amp.pt"))
 
 
 class Transformer(nn.Module):
@@ -44,13 +43,13 @@ def main() -> None:
     model = DDP(Transformer())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     wire = thinwire.attach(model, optimizer, "dropping:density=0.03")  # <- the added line
-    first = max((int(done.parent.name) for done in FOLDER.glob("*/.metadata")), default=0)
-    if first:
-        state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-        dcp.load(state, checkpoint_id=FOLDER / str(first))
+    first = 0
+    if FILE.exists():
+        state = torch.load(FILE, weights_only=True)
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        wire.load_checkpoint(FOLDER / str(first))  # behind model and optimizer; with any number of ranks
+        wire.load_state_dict(state["wire"])  # behind model and optimizer; with any number of ranks
+        first = state["step"]
 
     for step in range(first, STEPS):
         dice = torch.Generator().manual_seed(step * ranks + rank)
@@ -63,9 +62,11 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % SAVE_EVERY == 0:
-            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "wire": wire}
-            dcp.save(state, checkpoint_id=FOLDER / str(step + 1))
+            kept = wire.state_dict(all_ranks=True)  # every rank calls, and rank 0 gets what all of them keep
             if rank == 0:
+                state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save({**state, "wire": kept, "step": step + 1}, FILE.with_suffix(".new"))
+                FILE.with_suffix(".new").replace(FILE)
                 print(f"step {step + 1}: loss {ACCUMULATED * loss.item():.3f}; {wire.stats}", flush=True)
 
     with torch.no_grad():

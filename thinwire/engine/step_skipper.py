@@ -32,6 +32,12 @@ def check_skipping(on_nonfinite: object, scaler: object) -> None:
         raise ValueError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
 
 
+def in_use(scaler: Scaler | None) -> Scaler | None:
+    """The scaler, or None where it is switched off: torch's then scales nothing and skips nothing."""
+    is_enabled = getattr(scaler, "is_enabled", None)
+    return None if is_enabled is not None and not is_enabled() else scaler
+
+
 class StepSkipper:
     """With a ``scaler`` gradients enter the memory unscaled and leave it scaled again; the scaler sees an infinity on
     every rank when a step is passed over, skips its optimizer step and lowers its scale. Without one the optimizer's

@@ -20,7 +20,7 @@ from thinwire.engine.layout import flat_like, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.optimizer import NoOptimizer
 from thinwire.engine.owners import SharedStep
-from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping, left_out
+from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping, in_use, left_out
 from thinwire.engine.worker import Worker
 from thinwire.errors import TRAINED_INSIDE, UNCOPIED, DetachedError
 from thinwire.methods import Method
@@ -105,6 +105,7 @@ class Reducer:
                 check_seen(parent, machines, optimizer, check_replicas_every)
         except (ValueError, RuntimeError) as problem:
             error = str(problem)
+        scaler = in_use(scaler)
         skips = scaler is not None or on_nonfinite == "skip"
         if parent is not None:
             options = {

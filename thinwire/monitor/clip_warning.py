@@ -74,4 +74,8 @@ class ClipAfterExchangeWarning:
             if not passed_over and not unscaled and not torch.allclose(now, then, rtol=0, atol=0):
                 self._last = 0
                 warn_user(SENTENCE.format(clips[0]))
+        self.after_step()
+
+    def after_step(self) -> None:
+        """Called behind the optimizer's step: what a closure's pass left is used, and may be cleared in any way."""
         self._seen, self._norms = [], []

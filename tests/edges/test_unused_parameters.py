@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from cluster import Cluster
 from torch.nn.parallel import DistributedDataParallel as DDP
-from workers import DGC, EXACT, LR, SHAPES, Run, Training, close, pulls
+from workers import DGC, EXACT, LR, SHAPES, Run, Training, close, flat, pulls
 
 import thinwire
 
@@ -96,3 +98,40 @@ def late_static_graph(group: dist.ProcessGroup) -> int:
 def test_static_graph_declared_after_attach_is_exchanged(cluster: Cluster) -> None:
     """Every parameter counted as unused, and nothing was sent at all."""
     assert cluster.run(late_static_graph, 2) == [2 * 4 * 15] * 2
+
+
+def idle(group: dist.ProcessGroup, optimizer: str, form: dict[str, Any]) -> None:
+    """a is used at steps 0 and 3, c by rank 0 alone; their gradients are made zero, or left as they are, between."""
+    options = {"find_unused_parameters": True, **form}
+    methods = (None, "dgc", "gtopk", "dropping", "perlayer:a=(dgc:{0}),*=dense", "dense")
+    exact = "density=1.0,dense_below=0,values=fp32"
+    finals = []
+    for method in methods:
+        spec = method and (method.format(exact) if ":" in method or method == "dense" else f"{method}:{exact}")
+        training = Training(group, Run(spec, optimizer, ddp=options))
+        trajectory = []
+        for step in range(6):
+            training.optimizer.zero_grad(set_to_none=step == 4)
+            for number in range(1 + step % 2):
+                mine = pulls(training.rank, 10 * step + number)
+                if step % 3:
+                    del mine["a"]
+                if training.rank:
+                    del mine["c"]
+                training.model(mine).backward()
+            training.optimizer.step()
+            trajectory.append(flat(training.module))
+        finals.append(torch.stack(trajectory))
+        if training.wire is not None:
+            training.wire.detach()
+    for method, final in zip(methods, finals, strict=True):
+        close(final, finals[0], f"{method} with {optimizer}", atol=2e-5)
+
+
+@pytest.mark.parametrize("form", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 1e-5}])
+def test_a_parameter_that_nobody_uses_goes_on_by_its_momentum_where_its_gradient_is_zero(
+    cluster: Cluster, form: dict[str, Any]
+) -> None:
+    """As with plain DDP, whose optimizer steps wherever there is a .grad; DDP hands none of it to a hook."""
+    for optimizer in ("heavy", "nesterov-decay", "groups"):
+        cluster.run(idle, 2, optimizer, form)

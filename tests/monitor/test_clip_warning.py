@@ -66,3 +66,28 @@ def test_clipping_after_the_exchange_is_warned_of_once(cluster: Cluster, method:
 @pytest.mark.parametrize("method", ["dense", "dense:dtype=bf16", "terngrad"])
 def test_clipping_the_mean_gradient_is_not_warned_of(cluster: Cluster, method: str) -> None:
     assert cluster.run(trained, 2, method, "norm", {}) == [[], []]
+
+
+def in_closures(group: dist.ProcessGroup, method: str) -> list[str]:
+    """The optimizer runs the backward pass, and gradients are cleared by zeros behind its step."""
+    model = DistributedDataParallel(nn.Linear(30, 40), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    wire = thinwire.attach(model, optimizer, method)
+
+    def closure() -> torch.Tensor:
+        loss = model(torch.randn(6, 30)).square().mean()
+        loss.backward()
+        return loss
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            optimizer.step(closure)
+            optimizer.zero_grad(set_to_none=False)
+    wire.detach()
+    return [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
+
+
+def test_clearing_behind_a_step_with_a_closure_is_not_taken_for_clipping(cluster: Cluster) -> None:
+    for method in ("dgc:density=0.1", "blocksign"):
+        assert cluster.run(in_closures, 2, method) == [[], []]

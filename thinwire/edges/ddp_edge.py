@@ -21,6 +21,7 @@ from thinwire.edges.other_optimizer_warning import OtherOptimizerWarning
 from thinwire.edges.several_backwards import EnteringOpenStep, Held, OpenStep
 from thinwire.edges.uncopied_hook import OwnHook
 from thinwire.engine.context import Hyper
+from thinwire.engine.layout import shaped_like
 from thinwire.engine.optimizer import OptimizerView
 from thinwire.engine.worker import Bucket
 from thinwire.errors import TRAINED_INSIDE, UNCOPIED
@@ -32,6 +33,8 @@ from thinwire.reducer import Reducer
 from thinwire.reducer.observing import needs_its_optimizer, numbers_to_compare
 from thinwire.torch_private import backward_is_running, has_joined, ignored_by_ddp
 
+UNUSED, IDLE, USED = range(3)  # what ranks did with a parameter in a pass: of several ranks the largest counts
+
 
 class DdpEdge:
     """Takes DDP's buckets to a reducer, and their means back."""
@@ -39,7 +42,8 @@ class DdpEdge:
     def __init__(self, model: DistributedDataParallel, reducer: Reducer) -> None:
         self.model, self.reducer = model, reducer
         parameters = reducer.parameters
-        self._ordinals = {id(p): ordinal for ordinal, p in enumerate(parameters.values())}
+        self._parameters = list(parameters.values())
+        self._ordinals = {id(p): ordinal for ordinal, p in enumerate(self._parameters)}
         self._checks = ForwardChecks(model, parameters)
         self._drift_warning = DriftWarning(lambda: reducer.drifted)
         self._bypass_warning = BypassWarning()
@@ -56,7 +60,8 @@ class DdpEdge:
         self._watching = self._open.watch(
             optimizers, self._bypass_warning.backward, self._other_optimizer_warning.stepped
         )
-        reducer.stepped, reducer.restarted = _note_steps(self._open, optimizers), self._open.restart
+        reducer.stepped = _note_steps(self._open, optimizers, self._clip_warning)
+        reducer.restarted = self._open.restart
         reducer.monitors.replicas = self._replicas
         reducer.unused = self._unused
         self._router: Router = router_of(model)
@@ -68,6 +73,7 @@ class DdpEdge:
 
     def renew(self) -> None:
         """Another method goes on."""
+        self._open.another_method(self._taken)
         self._uninstall()
         self._install()
 
@@ -97,6 +103,8 @@ class DdpEdge:
         if self.reducer.method.averaging_interval is not None:
             self._handles += self._drift_warning.watch(self.model.module)
         self._handles.append(self.model.register_forward_pre_hook(OwnHook(self._before_forward)))
+        taken = self.reducer.running.with_momentum | self.reducer.running.with_decay
+        self._taken = {ordinal for ordinal, name in enumerate(self.reducer.parameters) if name in taken}
         self._tracks_use = self._may_have_unused  # asked once: what was not tracked must not count as unused
         if self._tracks_use:
             used = self._used  # not self: a parameter's hook that knows its wire would keep both alive for ever
@@ -205,11 +213,11 @@ class DdpEdge:
         reducer, shadows = self.reducer, self._shadows
         parameters = [p for bucket in buckets for p in bucket.parameters]
         ordinals = [ordinal for bucket in buckets for ordinal in bucket.ordinals]
-        used = [id(p) in self._used for p in parameters] if self._tracks_use else None
+        used = [self._use_of(o, p) for o, p in zip(ordinals, parameters, strict=True)] if self._tracks_use else None
         self._used.difference_update(map(id, parameters))
         scale = reducer.skipper.scale() if reducer.skipper is not None else 1.0
-        held = self._open.held(ordinals, ends_pass=buckets[-1].is_last)
-        if shadows or (held is None and used is not None):  # what is not used is in no exchange
+        held = self._open.held(ordinals, ends_pass=buckets[-1].is_last, all_used=used is None)
+        if shadows:
             held = {}
         work = partial(
             self._exchange, hypers=self._hypers, step=step, scale=scale, used=used, shadows=shadows, held=held,
@@ -223,7 +231,7 @@ class DdpEdge:
         hypers: Mapping[str, Hyper],
         step: int,
         scale: float,
-        used: list[bool] | None,
+        used: list[int] | None,
         shadows: bool,
         held: dict[int, Held] | None,
         plan: EachBucket,
@@ -236,8 +244,7 @@ class DdpEdge:
             for bucket in buckets
             for ordinal, gradient in zip(bucket.ordinals, bucket.gradients, strict=True)
         }
-        if used is not None:
-            self._drop_unused(gradients, used)
+        idle = self._drop_unused(gradients, used) if used is not None else []
         if gradients:
             if reducer.skipper is not None and not reducer.skipper.passes(list(gradients.values()), reducer.nets.own):
                 reducer.progress.step -= 1  # the step did not happen: schedules and random numbers stay as they were
@@ -247,27 +254,50 @@ class DdpEdge:
             meter = Meter(between) if isinstance(plan, FusedBuckets) else None
             entering = None if held is None else EnteringOpenStep(self._open, held, reducer)
             reducer.exchange(gradients, hypers, step, scale, apply=shadows, entering=entering)
+            for ordinal in idle:  # DDP itself leaves their .grad alone
+                self._write(ordinal, gradients[ordinal])
             if meter is not None and isinstance(plan, FusedBuckets):
                 plan.fusion.exchanged(meter.spent(), is_last, between)
         if is_last:
             reducer.monitors.step_exchanged(step, reducer.running)
 
-    def _drop_unused(self, gradients: dict[int, Tensor], used: list[bool]) -> None:
-        """Take out the parameters that no rank used: DDP leaves their .grad alone, so nothing may be sent for them."""
+    def _use_of(self, ordinal: int, parameter: Tensor) -> int:
+        """USED in this pass; else IDLE where the optimizer steps all the same, because there is a .grad, and the method
+        has taken momentum or weight decay over, which it would then apply; else UNUSED."""
+        if id(parameter) in self._used:
+            return USED
+        return IDLE if parameter.grad is not None and ordinal in self._taken else UNUSED
+
+    def _drop_unused(self, gradients: dict[int, Tensor], used: list[int]) -> list[int]:
+        """Take out the parameters that no rank used: DDP leaves their .grad alone, so whatever were sent for them would
+        be lost. Return those that no rank used and that stay, because they are idle on some rank."""
         own = self.reducer.nets.own
         flags = torch.tensor(used, dtype=torch.uint8, device=self.reducer.nets.compute_device)
         own.stage = "agree on used parameters"
         own.all_reduce(flags, largest=True)
+        idle = []
         for ordinal, flag in zip(list(gradients), flags.tolist(), strict=True):
-            if not flag:
+            if flag == UNUSED:
                 del gradients[ordinal]
+            elif flag == IDLE:
+                idle.append(ordinal)
+        return idle
+
+    def _write(self, ordinal: int, gradient: Tensor) -> None:  # (numel,)
+        parameter = self._parameters[ordinal]
+        if parameter.grad is not None:
+            parameter.grad.copy_(shaped_like(gradient, parameter.detach()))
 
 
 def _note_steps(
-    step: OpenStep, optimizers: Sequence[torch.optim.Optimizer]
+    step: OpenStep, optimizers: Sequence[torch.optim.Optimizer], clip_warning: ClipAfterExchangeWarning | None
 ) -> Callable[[torch.optim.Optimizer, bool], None]:
     """What a reducer calls after an optimizer's step; it must not keep the reducer alive."""
-    if len(optimizers) == 1:
-        return lambda optimizer, begins: step.stepped()
-    places = {id(optimizer): step.places_in(optimizer) for optimizer in optimizers}
-    return lambda optimizer, begins: step.stepped(places[id(optimizer)], begins)
+    places = {id(one): step.places_in(one) for one in optimizers} if len(optimizers) > 1 else {}
+
+    def stepped(optimizer: torch.optim.Optimizer, begins: bool) -> None:
+        step.stepped(places.get(id(optimizer)), begins)
+        if clip_warning is not None:
+            clip_warning.after_step()
+
+    return stepped

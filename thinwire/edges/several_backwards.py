@@ -36,6 +36,10 @@ UNUSED = (
     "thinwire: {} backward passes without optimizer.step(): each of them takes the exchange before it back, because "
     "only the step of an optimizer tells that a gradient was used"
 )
+UNCLEARED = (
+    "thinwire: gradients of an earlier optimizer step were not cleared before this one's, and they hold momentum or "
+    "weight decay, which {} applies before gradients are sent; call optimizer.zero_grad() once in every step"
+)
 MANY = 100  # passes
 OtherStepped = Callable[[Collection[torch.optim.Optimizer], torch.optim.Optimizer], None]
 WATCHED = 3  # optimizer steps in which copies are made to see whether one has several passes
@@ -57,6 +61,7 @@ class Share:
     before: Any = None  # what the method kept of the parameter before them
     local: Tensor | None = None  # (numel,) float32: this rank's gradient in them; None where that is not known any more
     weight: Tensor | None = None  # (numel,) the parameter at the first of them
+    rest: Tensor | None = None  # (numel,) what lay in .grad before the first of them, and is a part of what they wrote
     written: Tensor | None = None  # (numel,) what the last of them wrote
 
 
@@ -80,6 +85,11 @@ class OpenStep:
         self._shares: dict[int, Share] = {}  # by ordinal
         self._held: dict[int, Held] = {}  # by ordinal, as the running pass found it
         self._left: set[int] = set()  # ordinals of what no optimizer used, where another one has stepped since
+        self._used_up: set[int] = set()  # ordinals whose last exchange the optimizer has used
+        self._was_taken: set[int] = set()  # ordinals whose last exchange may hold momentum of another method
+        self._told_uncleared = self._told_late = False
+        self._begins = True  # no bucket of the pass has been handed on
+        self._listed: list[int] = []  # ordinals that the pass listed before their exchange
 
     def watch(
         self, optimizers: Sequence[torch.optim.Optimizer], noted: Callable[[], None], other_stepped: OtherStepped
@@ -172,16 +182,21 @@ class OpenStep:
         else:
             self._held[ordinal] = Held(content.clone(), changed=True)
 
-    def held(self, ordinals: Sequence[int], ends_pass: bool) -> dict[int, Held] | None:
+    def held(self, ordinals: Sequence[int], ends_pass: bool, all_used: bool) -> dict[int, Held] | None:
         """What lies in these parameters' .grad without being this pass's, or no_sync's; None where nothing does, they
-        were in no exchange of this step before, and nothing is to be copied: all of it is new."""
+        were in no exchange of this step before, and nothing is to be copied: all of it is new. Where not ``all_used``
+        is certain that is found out behind: what no rank used is in no exchange."""
         held = {ordinal: self._held[ordinal] for ordinal in ordinals if ordinal in self._held}
         self._left.difference_update(ordinals)
-        all_new = not held and not self._wants_copies and self._shares.keys().isdisjoint(ordinals)
+        all_new = not held and not self._wants_copies and all_used and self._shares.keys().isdisjoint(ordinals)
+        if self._begins:
+            self._listed, self._begins = [], False
         if all_new:
+            self._listed.extend(ordinals)
             self._shares.update((ordinal, Share()) for ordinal in ordinals)
+            self._written_anew(ordinals)
         if ends_pass:
-            self._held, self._fresh, self._counted = {}, True, True
+            self._held, self._fresh, self._counted, self._begins = {}, True, True, True
         return None if all_new else held
 
     def enter(
@@ -198,24 +213,43 @@ class OpenStep:
         share = self._shares.get(segment.ordinal)
         content = held.content if held is not None else None
         if share is None:
-            share = self._shares[segment.ordinal] = Share()
+            share = self._shares[segment.ordinal] = Share(rest=content)
             if segment.name in self.keeps and self._wants_copies:
                 share.kept, share.before, share.local = True, copy_of(segment.name), part.clone()
                 share.weight = memory_flat(weight.detach()).clone() if weight is not None else None
             return False, content
-        if self._logs and segment.name in self.keeps and not share.kept and held is None and not self._several:
-            log.warning(LATE)
+        if segment.name in self.keeps and not share.kept and held is None and not self._told_late:
+            self._told_late = True
+            if self._logs:
+                log.warning(LATE)
         self._several = True
         if share.kept and held is None:
             put_back(segment.name, share.before)
-            share.local = part.clone()
+            share.local, share.rest = part.clone(), None
             return False, None
         if share.local is not None and held is not None and not held.changed:
             put_back(segment.name, share.before)
             part.copy_(share.local.add_(part))
-            return False, None
+            return False, share.rest
         share.local = None
         return held is not None, content
+
+    def another_method(self, taken: Collection[int]) -> None:
+        """The one before it had ``taken`` over momentum or weight decay of these ordinals."""
+        self._was_taken.update(taken)
+
+    def _written_anew(self, ordinals: Collection[int]) -> None:
+        self._used_up.difference_update(ordinals)
+        self._was_taken.difference_update(ordinals)
+
+    def check_cleared(self, ordinal: int, taken: bool, method: str) -> None:
+        """Something lies in a .grad: tell where that is of an earlier optimizer step, and ``taken`` over by the method
+        are momentum or weight decay, which it then holds."""
+        taken = taken or ordinal in self._was_taken
+        if taken and ordinal in self._used_up and not self._told_uncleared:
+            self._told_uncleared = True
+            if self._logs:
+                log.warning(UNCLEARED.format(method))
 
     def weight(self, ordinal: int, now: Tensor) -> Tensor:
         """The parameter as it was when the step began, where that is known: weight decay is of that one."""
@@ -226,19 +260,21 @@ class OpenStep:
         """An exchange left this in a gradient."""
         share = self._shares[ordinal]
         share.written = gradient.clone() if share.kept else None
+        self._written_anew((ordinal,))
 
     def passed_over(self) -> None:
         """That pass gave nothing, and its step does not count."""
         self._counted = False
+        for ordinal in self._listed:
+            self._shares.pop(ordinal, None)
 
     def stepped(self, places: Collection[int] | None = None, counts: bool = True) -> None:
         """An optimizer used the gradients of parameters at these places, or of all: what was exchanged of them counts.
         Of others an optimizer of their own may still use what there is. One of several optimizers ``counts``."""
-        if places is None:
-            self._shares.clear()
-        else:
-            for place in places:
-                self._shares.pop(place, None)
+        used = set(self._shares) if places is None else self._shares.keys() & set(places)
+        for place in used:
+            del self._shares[place]
+        self._used_up.update(used)
         self._left = set(self._shares)
         self._counted, self._passes = False, 0
         self._steps += counts
@@ -277,6 +313,9 @@ class EnteringOpenStep:
         decays = reducer.running.with_decay
         for segment, part, hyper, weight in zip(layout.segments, parts, hypers, weights, strict=True):
             decaying = weight if hyper.weight_decay and segment.name in decays else None
+            if segment.ordinal in self._held and (hyper.momentum or hyper.weight_decay):
+                taken = segment.name in reducer.running.with_momentum or decaying is not None
+                self._step.check_cleared(segment.ordinal, taken, reducer.method.name)
             again, content = self._step.enter(
                 segment, part, self._held.get(segment.ordinal), decaying, reducer.copy_of, reducer.put_back
             )

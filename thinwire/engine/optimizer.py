@@ -206,8 +206,11 @@ class OptimizerView:
         return {name: -buffer if hypers[name].maximize else buffer for name, buffer in velocity.items()}
 
     def take_velocity(self, velocity: dict[str, Tensor]) -> None:
-        """Take momentum buffers back, (numel,) float32 each."""
+        """Take momentum buffers back, (numel,) float32 each; torch has none of parameters without momentum."""
+        hypers = self.hypers()
         for name, buffer in self._turned(velocity).items():
+            if not hypers[name].momentum:
+                continue
             parameter = self.parameters[name]
             self._owners[name].state[parameter]["momentum_buffer"] = shaped_like(buffer, parameter.detach())
 

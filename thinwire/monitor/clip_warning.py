@@ -76,4 +76,8 @@ class ClipAfterExchangeWarning:
             if not passed_over and not bool(as_it_was.all()):
                 self._last = 0
                 warn_user(SENTENCE.format(clips[0]))
+        self.after_step()
+
+    def after_step(self) -> None:
+        """Called behind the optimizer's step: what a closure's pass left is used, and may be cleared in any way."""
         self._seen, self._norms = [], []

@@ -22,9 +22,11 @@ class HandOver:
         self._parameters, self._view, self._nets = parameters, view, nets
 
     def mean_velocity(self, running: RunningMethod) -> dict[str, Tensor]:
-        """The group's momentum, of the parameters whose method has taken it."""
-        mean = self.mean_over_ranks(running.shared(running.kept("velocity")))
-        return {name: velocity for name, velocity in mean.items() if name in running.with_momentum}
+        """The group's momentum, of the parameters whose method has taken it and that ever had a gradient."""
+        kept = running.kept("velocity")
+        mean = self.mean_over_ranks(running.shared(kept))
+        own = {name: velocity for name, velocity in mean.items() if name in running.with_momentum}
+        return {name: velocity for name, velocity in own.items() if name in kept or bool(velocity.any())}
 
     def take(self, old: RunningMethod, takes: Collection[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The velocities and this rank's leftover that a method which ``takes`` momentum of these parameters begins

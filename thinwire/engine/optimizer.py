@@ -15,6 +15,7 @@ from torch import Tensor
 from thinwire.engine.context import Hyper
 from thinwire.engine.layout import flat_like, shaped_like
 from thinwire.engine.momentum_switched_off import SwitchedOff
+from thinwire.engine.shards import local_of, sharded_like
 
 RATE_ONE, NOT_TRAINED = Hyper(lr=1.0), Hyper()
 
@@ -22,7 +23,10 @@ TakesVelocity = Callable[[dict[str, Tensor]], None]  # (numel,) float32 by param
 
 
 class OptimizerView:
-    """Reads the hyper-parameters of a model's parameters from an optimizer."""
+    """Reads the hyper-parameters of a model's parameters from an optimizer.
+
+    The parameters are the optimizer's own, by name; of sharded ones and their state this rank's part is handed over.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor]) -> None:
         self.optimizer = optimizer
@@ -138,7 +142,7 @@ class OptimizerView:
     def states_like_parameters(self) -> list[Tensor]:
         """The optimizer's real-valued state of the shape of its parameter: momentum, Adam's moments."""
         return [
-            value
+            local_of(value)
             for parameter in self.parameters.values()
             for value in self.optimizer.state.get(parameter, {}).values()
             if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
@@ -151,7 +155,7 @@ class OptimizerView:
             state = self.optimizer.state.get(parameter, {}) if name in names else {}
             buffer = state.pop("momentum_buffer", None)
             if buffer is not None:
-                buffers[name] = flat_like(parameter, buffer).to(torch.float32, copy=True)
+                buffers[name] = flat_like(local_of(parameter), local_of(buffer)).to(torch.float32, copy=True)
         return self._turned(buffers)
 
     def _turned(self, velocity: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -163,7 +167,8 @@ class OptimizerView:
         """Take momentum buffers back, (numel,) float32 each."""
         for name, buffer in self._turned(velocity).items():
             parameter = self.parameters[name]
-            self.optimizer.state[parameter]["momentum_buffer"] = shaped_like(buffer, parameter.detach())
+            own = shaped_like(buffer, local_of(parameter).detach())
+            self.optimizer.state[parameter]["momentum_buffer"] = sharded_like(own, parameter)
 
 
 class NoOptimizer:

@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thinwire.engine.context import Hyper
 from thinwire.engine.layout import Layout, Segment, flat_like, memory_flat
+from thinwire.engine.shards import local_of
 from thinwire.reducer import Reducer
 from thinwire.torch_private import backward_id
 
@@ -138,7 +139,7 @@ class OpenStep:
 
     def _look(self) -> None:
         grads = {
-            ordinal: parameter.grad
+            ordinal: local_of(parameter.grad)
             for ordinal, parameter in enumerate(self._parameters)
             if parameter.grad is not None and (self._fresh or ordinal in self._held)
         }
@@ -159,7 +160,7 @@ class OpenStep:
     def _hold(self, ordinal: int) -> None:
         parameter = self._parameters[ordinal]
         assert parameter.grad is not None
-        content = flat_like(parameter, parameter.grad)
+        content = flat_like(local_of(parameter), local_of(parameter.grad))
         written = self._shares[ordinal].written if ordinal in self._shares else None
         if written is not None and written.dtype == content.dtype and torch.equal(content, written):
             self._held[ordinal] = Held(written, changed=False)

@@ -111,7 +111,7 @@ def test_core_and_lab_are_told_apart(modules: house.Modules, tmp_path: Path) -> 
 def test_no_two_classes_of_the_package_have_one_name() -> None:
     files: dict[str, list[str]] = {}
     for module in house.load(house.ROOT / "thinwire").values():
-        for name in module.classes():
+        for name in module.classes() if module.room != "integrations" else ():  # a framework's users see their own
             files.setdefault(name, []).append(module.path)
     assert not {name: where for name, where in files.items() if len(where) > 1}
 

@@ -6,10 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.advisor.auto import Auto
+from thinwire.advisor.default_method import SENTENCE, default_for
 from thinwire.edges.bucket_fusion import choice as fusion_choice
 from thinwire.edges.ddp import THAWED, has_foreign_hook, is_attached
 from thinwire.edges.ddp_edge import DdpEdge
@@ -20,7 +22,7 @@ from thinwire.edges.wire_alone import WireAlone, is_alone
 from thinwire.engine.hierarchy import sends_nothing
 from thinwire.engine.step_skipper import Scaler
 from thinwire.methods import Dense, Method
-from thinwire.reducer import EdgeTerms, HierarchySpec, Reducer
+from thinwire.reducer import EdgeTerms, HierarchySpec, Optimizers, Reducer
 from thinwire.torch_private import exchanged_by_ddp, ignored_by_ddp, uncompiled
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ SHORT_WARMUP = 6  # steps: as epochs smaller numbers are usual (DGC has 4), as s
 
 def attach(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    method: Method | str,
+    optimizer: Optimizers,
+    method: Method | str | None = None,
     *,
     hierarchy: HierarchySpec = None,
     on_nonfinite: str = "raise",
@@ -42,6 +44,7 @@ def attach(
     guard: str | None = None,
     guard_every: int = 20,
     check_replicas_every: int | None = None,
+    steps_per_epoch: int | None = None,
     mesh: DeviceMesh | None = None,
 ) -> Wire:
     """Compress the gradients of a DistributedDataParallel model from the next backward pass on.
@@ -50,10 +53,18 @@ def attach(
 
     A collective call: every rank of the model's process group makes it, with the same method and model; all ranks
     raise the same ValueError when they differ, and then nothing is changed. ``method`` is a method object or its
-    string form; "auto" trains dense for seven steps, measures, and changes to what ``thinwire.advise`` would recommend
-    (one line in the log says why). ``hierarchy`` averages exactly inside each machine and compresses
-    between machines: "auto" takes the machines from LOCAL_WORLD_SIZE, a number is the ranks that a machine has, a
-    list of lists names their ranks. With all ranks on one machine nothing is compressed, and the training is dense.
+    string form. Without one it is chosen for the optimizer, the model's size and the number of ranks, which one line in
+    the log explains; "auto" trains dense for seven steps, measures, and changes to what ``thinwire.advise`` would
+    recommend (one line in the log says why). A warm-up of epochs, ``DGC(warmup="4 epochs")``, needs their length:
+    ``steps_per_epoch`` is the number of optimizer steps in one, often ``len(loader)``.
+
+    ``optimizer`` is a torch optimizer, or a list of those that own the model's parameters together, such as Muon and
+    AdamW; wrappers that hold one as ``.optimizer`` (Accelerate, Lightning) are seen through. Where there are several,
+    a step is what they do between two backward passes.
+
+    ``hierarchy`` averages exactly inside each machine and compresses between machines: "auto" takes the machines from
+    LOCAL_WORLD_SIZE, a number is the ranks that a machine has, a list of lists names their ranks. With all ranks on one
+    machine nothing is compressed, and the training is dense.
 
     A gradient that holds an inf, a nan or a number beyond 1.8e19, whose sums could overflow, never enters a residual.
     ``on_nonfinite="raise"`` stops all ranks with an error (``Dense`` and ``Noop`` keep nothing and pass it on, as DDP
@@ -79,15 +90,17 @@ def attach(
             f"attach takes the model first and the optimizer second, and {type(model).__name__} came first"
         )
     if is_fully_sharded(model):
-        wire = attach_shards(
-            model, optimizer, method, mesh, hierarchy, on_nonfinite=on_nonfinite, scaler=scaler, guard=guard,
-            guard_every=guard_every, check_replicas_every=check_replicas_every,
+        wire, why = attach_shards(
+            model, optimizer, method, mesh, hierarchy,
+            lambda parameters, replicas: default_for(parameters, optimizer, replicas, None, steps_per_epoch),
+            on_nonfinite=on_nonfinite, scaler=scaler, guard=guard, guard_every=guard_every,
+            check_replicas_every=check_replicas_every, steps_per_epoch=steps_per_epoch,
         )  # fmt: skip
-        _tell(wire.reducer)
+        _tell(wire.reducer, steps_per_epoch, why)
         return wire
     check_no_mesh(model, mesh)
     if is_alone(model):
-        return WireAlone(model, optimizer, method)
+        return WireAlone(model, optimizer, method if method is not None else "dense", steps_per_epoch)
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(
             f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it: DDP(model)"
@@ -97,7 +110,7 @@ def attach(
             "this model is attached already; use wire.switch(method) to change the method, or wire.detach()"
         )
     auto = isinstance(method, str) and method.strip().lower() == "auto"
-    error, fusion = None, ""
+    error, fusion, why = None, "", ""
     try:
         if auto and hierarchy is not None:
             raise ValueError('method="auto" knows flat groups only; name a method, or leave the hierarchy out')
@@ -105,11 +118,14 @@ def attach(
             raise ValueError("attach needs a torch optimizer, not NoneType")
         fusion = fusion_choice()
         _check_model(model)
+        if method is None:
+            size = dist.get_world_size(model.process_group)
+            method, why = default_for(trainable(model), optimizer, size, hierarchy, steps_per_epoch)
     except (ValueError, RuntimeError) as problem:  # the latter: torch's own, when DDP is asked about its parameters
         error = str(problem)
     reducer = Reducer(
         trainable(model),
-        Dense() if auto else method,
+        Dense() if auto or method is None else method,
         model.process_group,
         optimizer,
         hierarchy=hierarchy,
@@ -118,12 +134,13 @@ def attach(
         guard=guard,
         guard_every=guard_every,
         check_replicas_every=check_replicas_every,
+        steps_per_epoch=steps_per_epoch,
         terms=EdgeTerms({**_terms_of(model), "auto": str(auto), "THINWIRE_MERGE": fusion}, error),
     )
     wire = Wire(reducer, DdpEdge(model, reducer))
     if auto and reducer.nets.own.size > 1:
         Auto(wire)
-    _tell(reducer)
+    _tell(reducer, steps_per_epoch, why)
     return wire
 
 
@@ -161,24 +178,29 @@ def _terms_of(model: DistributedDataParallel) -> dict[str, object]:
     return {key: bool(getattr(model, key)) for key in ("find_unused_parameters", "static_graph")}
 
 
-def _tell(reducer: Reducer) -> None:
-    """One line in the log about what may surprise."""
+def _tell(reducer: Reducer, steps_per_epoch: int | None, why: str) -> None:
+    """One line in the log about what may surprise; ``why`` says so of a method that was not given."""
     own, method = reducer.nets.own, reducer.method
     if reducer.shards.place != 0:  # those with the first shard speak
         return
     wide = next((name for name, p in reducer.parameters.items() if p.dtype == torch.float64), None)
     if wide is not None:
         log.warning("thinwire: gradients are exchanged as float32, also those of float64 parameters such as %s", wide)
+    if why:
+        if own.rank == 0:
+            log.warning(SENTENCE, method, why)
+        return
     if sends_nothing(reducer.nets.groups) and own.size > 1 and own.rank == 0:
         update = (
             "nothing is compressed or kept back" if method.estimates_mean else f"the update is {method.name}'s of it"
         )
         log.warning("thinwire: all ranks are on one machine, so their mean is exact and %s", update)
     warmup = getattr(method, "warmup", None)
-    if type(warmup) is int and warmup < SHORT_WARMUP and own.rank == 0:
+    if type(warmup) is int and warmup < SHORT_WARMUP and own.rank == 0 and steps_per_epoch is None:
         log.warning(
             "thinwire: a warm-up counts optimizer steps, so %s sends at its final density after %d steps; for a "
-            "warm-up of epochs give the number of their steps", method, warmup,
+            'warm-up of epochs give warmup="%d epochs" to the method and steps_per_epoch=len(loader) to attach',
+            method, warmup, warmup,
         )  # fmt: skip
     if own.size == 1:
         log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", method)

@@ -70,8 +70,16 @@ def version_of(tensor: Tensor) -> int:
 
 
 def uncompiled(model: Model) -> Model | Any:
-    """What ``torch.compile`` wrapped, or the model itself: ``_orig_mod``; without it the wrapper is returned."""
-    return getattr(model, "_orig_mod", model)
+    """What ``torch.compile`` (``_orig_mod``) or Lightning's Fabric (``_forward_module``) wrapped, or the model itself;
+    without these names the wrapper is returned."""
+    found: Any = model
+    while not isinstance(found, DistributedDataParallel):
+        # Fabric's first: it looks up the other name in the bare module.
+        inner = getattr(found, "_forward_module", None) or getattr(found, "_orig_mod", None)
+        if not isinstance(inner, torch.nn.Module) or inner is found:
+            break
+        found = inner
+    return found
 
 
 def ignored_by_ddp(model: DistributedDataParallel) -> set[str]:

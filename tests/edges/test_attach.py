@@ -54,7 +54,7 @@ def refused_attaches(group: dist.ProcessGroup) -> None:
     check(["the class DGC", "thinwire.DGC()"], model, optimizer, thinwire.DGC)
     swapped = sentence_of(ValueError, lambda: thinwire.attach(optimizer, model, DGC))  # type: ignore[arg-type]
     assert "the model first" in swapped and "SGD came first" in swapped
-    check(["method"], model, optimizer, None)
+    check(["method must be a thinwire method"], model, optimizer, 3)
     check(["torch optimizer", "dict"], model, {}, DGC)
     for method in (thinwire.DGC(), thinwire.GTopK(momentum_correction=True), "dropping:momentum_correction=true"):
         check(["Adam", "SGD", "momentum_correction=False"], model, adam, method)
@@ -213,5 +213,6 @@ def test_attach_on_one_machine_says_so_once(cluster: Cluster) -> None:
 def test_attach_with_a_warm_up_of_a_few_steps_says_what_it_counts(cluster: Cluster) -> None:
     (told,), other = cluster.run(heard, 2, Run("dgc:warmup=4", "heavy"))
     assert "counts optimizer steps" in told and "after 4 steps" in told and not other
+    assert 'give warmup="4 epochs" to the method and steps_per_epoch=len(loader) to attach' in told
     for spec in ("dgc:warmup=40", "dgc"):
         assert cluster.run(heard, 2, Run(spec, "heavy")) == [[], []]

@@ -429,6 +429,35 @@ def test_switching_and_detaching_hand_momentum_over(four: Cluster) -> None:
     four.run(comes_and_goes, 4)
 
 
+def two_optimizers(group: Any) -> list[str]:
+    """One for the first layer, one for the rest; and the method that attach chooses itself."""
+    runs = []
+    for several in (False, True):
+        net = sharded(mesh_of(2, 2)[NAMES[1]])
+        first, rest = list(net[0].parameters()), [*net[2].parameters(), *net[4].parameters()]
+        shares = [first, rest] if several else [first + rest]
+        optimizers = [torch.optim.SGD(share, lr=0.1, momentum=0.9) for share in shares]
+        wire = thinwire.attach(net, optimizers if several else optimizers[0], SPARSE, mesh=mesh_of(2, 2))
+        for step in range(5):
+            net.zero_grad()
+            loss_of(net, dist.get_rank(), step).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert wire.stats.steps == 5
+        runs.append(whole(net))
+        wire.detach()
+    assert torch.equal(*runs)
+    net = sharded(mesh_of(2, 2)[NAMES[1]])
+    wire = thinwire.attach(net, torch.optim.AdamW(net.parameters()), mesh=mesh_of(2, 2))
+    chosen = str(wire.method)
+    wire.detach()
+    return [chosen]
+
+
+def test_several_optimizers_and_no_method_are_as_with_ddp(four: Cluster) -> None:
+    assert four.run(two_optimizers, 4) == [["dense"]] * 4
+
+
 # --------------------------------------------------------------------------------------------------- mistakes
 
 

@@ -103,7 +103,8 @@ def interrupted(group: Any, folder: str, spec: str, stop_at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "stop_at"), [("dgc:density=0.1,warmup=3", 7), ("dropping:local=sum,sync_every=5", 12)]
+    ("spec", "stop_at"),
+    [("dgc:density=0.1,warmup=3", 7), ("dropping:local=sum,sync_every=5", 12), ("dgc:warmup=0.5 epochs", 7)],
 )
 def test_stopped_run_goes_on_as_if_it_had_not_stopped(
     cluster: Cluster, tmp_path: Path, spec: str, stop_at: int

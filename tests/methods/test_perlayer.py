@@ -36,6 +36,7 @@ from thinwire import DGC, Dense, GradientDropping, PerLayer
 from thinwire.advisor.advice import advise_offline
 from thinwire.advisor.cost import ExchangeCost, Workload, predict
 from thinwire.advisor.link import Link
+from thinwire.advisor.microbench import DryNet
 from thinwire.transport import ThreadWorld
 
 SMALL = "density=0.05,dense_below=0"
@@ -427,3 +428,35 @@ def test_thinwire_train_takes_a_mixture(tmp_path: Path) -> None:
     assert not done.stderr and re.search(r"perlayer:0\.\*=\(dense:dtype=bf16\)", done.stdout)
     sent = [run_of(folder, one)["bytes_sent"] for one in (spec, spec.replace("0.05", "0.5"))]
     assert 0 < sent[0] < sent[1]
+
+
+def test_members_are_asked_for_their_own_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture's each for itself; another method that has members for all of them."""
+    asked: list[tuple[str, bool]] = []
+    of_gtopk, of_dense = thinwire.GTopK.aggregator, thinwire.Dense.aggregator
+    monkeypatch.setattr(
+        thinwire.GTopK, "aggregator", lambda self, net, sgd: asked.append(("gtopk", sgd)) or of_gtopk(self, net, sgd)
+    )
+    monkeypatch.setattr(
+        thinwire.Dense, "aggregator", lambda self, net, sgd: asked.append(("dense", sgd)) or of_dense(self, net, sgd)
+    )
+    names = ["a.weight", "b.weight", "b.bias"]
+    mixed = thinwire.PerLayer({"a*": "gtopk", "*": "dense"})
+    for sgd, expected in ((names, [True, True]), (["a.weight"], [True, False]), (["b.bias"], [False, False])):
+        asked.clear()
+        mixed.assembled(DryNet(1), mixed.of_sgd(names, sgd))
+        assert asked == [("gtopk", expected[0]), ("dense", expected[1])], sgd
+
+    class Around(thinwire.Method):
+        inner = thinwire.GTopK()
+        members = (inner,)
+
+        def member_of(self, name: str) -> thinwire.Method:
+            return self.inner
+
+        def aggregator(self, net: Any, optimizer_is_sgd: bool) -> Any:
+            return optimizer_is_sgd
+
+    around = Around()
+    assert around.assembled(DryNet(1), around.of_sgd(names, names)) is True
+    assert around.assembled(DryNet(1), around.of_sgd(names, names[1:])) is False

@@ -178,6 +178,27 @@ def _token(group: Any) -> int:
     return int(value)
 
 
+def group_of_same_ranks(group: Any, timeout_s: float) -> Any:
+    """A new group of the group's ranks with a timeout of its own; a collective call.
+
+    torch names it by how many groups a rank knows, and waits until the timeout where its ranks know unequal numbers,
+    as they do when earlier calls had other ranks: those who know fewer make groups of one first.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from thinwire.torch_private import num_groups
+
+    known = torch.tensor([num_groups()])
+    most = known.clone()
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    options = {"timeout": timedelta(seconds=timeout_s), "use_local_synchronization": True}
+    for _ in range(int(most - known)):
+        dist.new_group([dist.get_rank()], **options)
+    dist.barrier(group)  # so that the ranks meet within the new group's timeout
+    return dist.new_group(dist.get_process_group_ranks(group), **options)
+
+
 def _num_threads() -> int:
     return len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
 

@@ -14,9 +14,11 @@ class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.sentences: list[str] = []
+        self.levels: list[int] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.sentences.append(record.getMessage())
+        self.levels.append(record.levelno)
 
 
 def heard(group: dist.ProcessGroup, run: Run, steps: int = 0) -> list[str]:

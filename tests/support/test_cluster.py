@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from cluster import Cluster, ClusterError
+from cluster import Cluster, ClusterError, group_of_same_ranks
 
 
 def total_of_ranks(group: dist.ProcessGroup, factor: int) -> tuple[int, int, int]:
@@ -21,6 +21,14 @@ def fail_on(group: dist.ProcessGroup, ranks: tuple[int, ...]) -> str:
     if dist.get_rank(group) in ranks:
         raise ValueError(f"rank {dist.get_rank(group)} says no")
     return "fine"
+
+
+def meet_in_another_group(group: dist.ProcessGroup) -> int:
+    if dist.get_rank(group) == 0:  # from now on it knows more groups than the others
+        dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    value = torch.ones(1)
+    dist.all_reduce(value, group=group_of_same_ranks(group, timeout_s=30))
+    return int(value)
 
 
 def hang(group: dist.ProcessGroup) -> None:
@@ -41,6 +49,10 @@ def test_cluster_reports_errors(cluster: Cluster) -> None:
     assert [getattr(a, "type", a) for a in answers] == ["ValueError", "fine", "ValueError"]
     assert answers[2].message == "rank 2 says no"
     assert cluster.run(total_of_ranks, 3, 1) == before  # the same processes
+
+
+def test_ranks_that_know_unequal_numbers_of_groups_meet(cluster: Cluster) -> None:
+    assert cluster.run(meet_in_another_group, 3) == [3, 3, 3]
 
 
 def test_cluster_survives_errors_and_hangs() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from cluster import Cluster
+from cluster import Cluster, group_of_same_ranks
 from heard import Heard
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -23,7 +22,7 @@ from thinwire.transport.attach_roll_call import wait_for_all
 def some(group: dist.ProcessGroup) -> None:
     """Rank 0 alone, then all of them, and one late."""
     rank = dist.get_rank(group)
-    short = dist.new_group([0, 1, 2], timeout=timedelta(seconds=2), use_local_synchronization=True)
+    short = group_of_same_ranks(group, timeout_s=2)
     model = DDP(nn.Linear(4, 3), process_group=short)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if rank == 0:

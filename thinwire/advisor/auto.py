@@ -68,6 +68,8 @@ class Auto:
         return hook
 
     def _before_optimizer(self, *_: Any) -> None:
+        if self._stepped:  # another optimizer of this step has
+            return
         self._waited = self._now() - self._last
 
     def _after_optimizer(self, *_: Any) -> None:
@@ -110,7 +112,7 @@ class Auto:
             net.all_reduce(agreed, largest=True)
         compute_s, *ready_s = agreed.tolist()
         work = Workload(compute_s, tuple(buckets_of(parameters, dict(zip(names, ready_s, strict=True)))))
-        sgd, device = self._view.is_sgd, net.compute_device
+        sgd, device = len(self._view.sgd) == len(parameters), net.compute_device
         suited = [method for method in map(parse_method, compared(sgd)) if self._accepts(method)]
         methods, _ = planned(with_dense(suited))
         with overhead(net):

@@ -52,11 +52,13 @@ class DdpEdge:
         self._used: set[int] = set()  # ids of the parameters that this pass used, where that is tracked
         self._open = OpenStep(list(parameters.values()), logs=speaks)
         assert isinstance(reducer.view, OptimizerView)
+        optimizers = reducer.view.optimizers
         self._watching = self._open.watch(
-            reducer.view.optimizer, self._bypass_warning.backward, self._other_optimizer_warning.stepped
+            optimizers, self._bypass_warning.backward, self._other_optimizer_warning.stepped
         )
-        reducer.stepped, reducer.restarted = self._open.stepped, self._open.restart
+        reducer.stepped, reducer.restarted = self._open.note_steps_of(optimizers), self._open.restart
         reducer.monitors.replicas = self._replicas
+        reducer.unused = self._unused
         self._router: Router = router_of(model)
         self._router.target = self._on_bucket
         self._install()
@@ -121,6 +123,10 @@ class DdpEdge:
             handle.remove()
         self._handles = []
 
+    def _unused(self) -> dict[str, Any]:
+        names = list(self.reducer.parameters)
+        return {names[ordinal]: before for ordinal, before in self._open.unused().items()}
+
     def _replicas(self) -> Mapping[str, Tensor] | None:
         """What should be equal on all ranks; not while ranks that ran out of inputs take no steps (Join), until DDP
         gives them the others' model."""
@@ -131,7 +137,9 @@ class DdpEdge:
 
     # ---------------------------------------------------------------------------------------------------- a pass
 
-    def _before_optimizer_step(self, *_: Any) -> None:
+    def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self.reducer.shared_step.begins_with(optimizer, self.reducer.progress.passes):
+            return
         if self._clip_warning is not None:
             scaler = self.reducer.skipper.scaler if self.reducer.skipper is not None else None
             scale = float(scaler.get_scale()) if scaler is not None else 1.0

@@ -34,10 +34,10 @@ from thinwire.edges.wire import Wire
 from thinwire.engine.optimizer import OptimizerView
 from thinwire.engine.shards import local_of, sharded_like
 from thinwire.errors import TRAINED_INSIDE, UNCOPIED
-from thinwire.methods import Method
+from thinwire.methods import Dense, Method
 from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
 from thinwire.monitor.size_warning import SizeWarning
-from thinwire.reducer import EdgeTerms, HierarchySpec, Reducer
+from thinwire.reducer import EdgeTerms, HierarchySpec, Optimizers, Reducer
 from thinwire.reducer.observing import needs_its_optimizer
 from thinwire.torch_private import after_backward, backward_is_running, unhook_reduction
 from thinwire.transport import overhead
@@ -54,19 +54,21 @@ MOVED_SHARD = (
 
 def attach_shards(
     model: Any,
-    optimizer: torch.optim.Optimizer,
-    method: Method | str,
+    optimizer: Optimizers,
+    method: Method | str | None,
     mesh: Any,
     hierarchy: HierarchySpec,
+    default: Callable[[Mapping[str, Tensor], int], tuple[str, str]],
     **options: Any,
-) -> Wire:
-    """``thinwire.attach`` of a model of ``fully_shard``; the options are the reducer's."""
+) -> tuple[Wire, str]:
+    """``thinwire.attach`` of a model of ``fully_shard``; the options are the reducer's. Where no method is given,
+    ``default`` makes one of the whole parameters and the number of replicas, and says why, which is returned, too."""
     if has_edge(model):
         raise ValueError(
             "this model is attached already; use wire.switch(method) to change the method, or wire.detach()"
         )
     check_mesh(model, mesh)
-    parameters, error = trained(model), None
+    parameters, error, why = trained(model), None, ""
     try:
         if optimizer is None:
             raise ValueError("attach needs a torch optimizer, not NoneType")
@@ -75,16 +77,22 @@ def attach_shards(
         if isinstance(method, str) and method.strip().lower() == "auto":
             raise ValueError('method="auto" measures DistributedDataParallel models only; name a method')
         check_shards(model, parameters, mesh)
+        if method is None:
+            method, why = default(parameters, mesh.size(0))
     except (ValueError, RuntimeError) as problem:  # the latter: torch has not what thinwire reads
         error = str(problem)
     locals_of_this_rank = {name: local_of(parameter).detach() for name, parameter in parameters.items()}
     reducer = Reducer(
-        locals_of_this_rank, method, mesh.get_group(0), optimizer,
-        terms=EdgeTerms({"mesh": mesh.mesh.tolist()}, error, shards_on(mesh, parameters)), **options,
-    )  # fmt: skip
+        locals_of_this_rank,
+        method if method is not None else Dense(),
+        mesh.get_group(0),
+        optimizer,
+        terms=EdgeTerms({"mesh": mesh.mesh.tolist()}, error, shards_on(mesh, parameters)),
+        **options,
+    )
     with overhead(reducer.nets.own):
         make_replicas_equal(model, reducer.nets.own)
-    return Wire(reducer, FsdpEdge(model, reducer))
+    return Wire(reducer, FsdpEdge(model, reducer)), why
 
 
 class FsdpEdge:
@@ -105,8 +113,10 @@ class FsdpEdge:
         self._clip_warning = ClipAfterExchangeWarning(self._owners.values()) if self._speaks else None
         self._open = OpenStep(list(self._owners.values()), logs=self._speaks)
         assert isinstance(reducer.view, OptimizerView)
-        self._watching = self._open.watch(reducer.view.optimizer, lambda: None, self._other_optimizer_warning.stepped)
-        reducer.stepped, reducer.restarted = self._open.stepped, self._open.restart
+        self._watching = self._open.watch(reducer.view.optimizers, lambda: None, self._other_optimizer_warning.stepped)
+        optimizers = reducer.view.optimizers
+        reducer.stepped, reducer.restarted = self._open.note_steps_of(optimizers), self._open.restart
+        reducer.unused = self._unused
         reducer.monitors.replicas = self._replicas
         self._handles: list[Any] = []
         self._install()
@@ -154,6 +164,10 @@ class FsdpEdge:
     def _replicas(self) -> Mapping[str, Tensor]:
         """What should be equal in all replicas."""
         return {name: local_of(p) for name, p in {**self._owners, **self._frozen}.items()}
+
+    def _unused(self) -> dict[str, Any]:
+        names = list(self._owners)
+        return {names[ordinal]: before for ordinal, before in self._open.unused().items()}
 
     # ---------------------------------------------------------------------------------------------------- a pass
 
@@ -211,8 +225,10 @@ class FsdpEdge:
             parameter.grad = sharded_like(torch.zeros_like(self.reducer.parameters[name]), parameter)
         return local_of(parameter.grad)
 
-    def _before_optimizer_step(self, *_: Any) -> None:
+    def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         reducer = self.reducer
+        if not reducer.shared_step.begins_with(optimizer, reducer.progress.passes):
+            return
         if self._clip_warning is not None:
             scaler = reducer.skipper.scaler if reducer.skipper is not None else None
             self._clip_warning.before_step(reducer.method, float(scaler.get_scale()) if scaler is not None else 1.0)

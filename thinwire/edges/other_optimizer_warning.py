@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch.optim import Optimizer
@@ -16,15 +16,15 @@ SENTENCE = (
 
 
 class OtherOptimizerWarning:
-    """Warns once. An optimizer around the attached one, and one inside of it, are parts of it."""
+    """Warns once. An optimizer around an attached one, and one inside of it, are parts of it."""
 
     def __init__(self) -> None:
         self.matters = False  # whether the method in use needs to know the optimizer
         self._told = False
 
-    def stepped(self, own: Optimizer | None, other: Optimizer) -> None:
-        """``other`` made a step with parameters that ``own`` has."""
-        if not self.matters or self._told or own is None or _has(own, other) or _has(other, own):
+    def stepped(self, own: Collection[Optimizer], other: Optimizer) -> None:
+        """``other`` made a step with parameters that ``own`` have."""
+        if not self.matters or self._told or any(_has(one, other) or _has(other, one) for one in own):
             return
         self._told = True
         warn_user(SENTENCE)

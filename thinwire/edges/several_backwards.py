@@ -38,7 +38,7 @@ UNUSED = (
     "only the step of an optimizer tells that a gradient was used"
 )
 MANY = 100  # passes
-OtherStepped = Callable[[torch.optim.Optimizer | None, torch.optim.Optimizer], None]
+OtherStepped = Callable[[Collection[torch.optim.Optimizer], torch.optim.Optimizer], None]
 WATCHED = 3  # optimizer steps in which copies are made to see whether one has several passes
 
 
@@ -80,13 +80,14 @@ class OpenStep:
         self._steps = 0  # of the optimizer
         self._shares: dict[int, Share] = {}  # by ordinal
         self._held: dict[int, Held] = {}  # by ordinal, as the running pass found it
+        self._left: set[int] = set()  # ordinals of what no optimizer used, where another one has stepped since
 
     def watch(
-        self, optimizer: torch.optim.Optimizer, noted: Callable[[], None], other_stepped: OtherStepped
+        self, optimizers: Sequence[torch.optim.Optimizer], noted: Callable[[], None], other_stepped: OtherStepped
     ) -> list[Any]:
         """Look at .grad before a backward pass changes it (``noted`` is called then, too), and after the steps of other
-        optimizers that have these parameters, as one inside of ``optimizer``; return the handles of the hooks."""
-        watched, own = weakref.ref(self), weakref.ref(optimizer)  # a hook must not keep alive what it is for
+        optimizers that have these parameters, as one inside of ``optimizers``; return the handles of the hooks."""
+        watched, refs = weakref.ref(self), [weakref.ref(one) for one in optimizers]  # a hook keeps nothing alive
 
         def before(_: Tensor) -> None:
             noted()
@@ -96,18 +97,23 @@ class OpenStep:
 
         def after(other: torch.optim.Optimizer, *_: Any) -> None:
             one = watched()
-            if one is not None and other is not own() and one.knows(other):
-                other_stepped(own(), other)
-                one.stepped()
+            own = [optimizer for optimizer in (ref() for ref in refs) if optimizer is not None]
+            if one is None or any(other is optimizer for optimizer in own):
+                return
+            stepped = one.places_in(other)
+            if stepped:
+                if own:
+                    other_stepped(own, other)
+                one.stepped(stepped)
 
         of_all = register_optimizer_step_post_hook(after)
         weakref.finalize(self, of_all.remove)
         return [of_all, *(parameter.register_hook(before) for parameter in self._parameters)]
 
-    def knows(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer has some of these parameters."""
-        own = {id(parameter) for parameter in self._parameters}
-        return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+    def places_in(self, optimizer: torch.optim.Optimizer) -> set[int]:
+        """The places of the parameters that an optimizer has."""
+        theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return {place for place, parameter in enumerate(self._parameters) if id(parameter) in theirs}
 
     @property
     def matters(self) -> bool:
@@ -171,6 +177,7 @@ class OpenStep:
         """What lies in these parameters' .grad without being this pass's, or no_sync's; None where nothing does, they
         were in no exchange of this step before, and nothing is to be copied: all of it is new."""
         held = {ordinal: self._held[ordinal] for ordinal in ordinals if ordinal in self._held}
+        self._left.difference_update(ordinals)
         all_new = not held and not self._wants_copies and self._shares.keys().isdisjoint(ordinals)
         if all_new:
             self._shares.update((ordinal, Share()) for ordinal in ordinals)
@@ -225,15 +232,37 @@ class OpenStep:
         """That pass gave nothing, and its step does not count."""
         self._counted = False
 
-    def stepped(self) -> None:
-        """The optimizer used the gradients: what was exchanged counts."""
-        self._shares.clear()
+    def stepped(self, places: Collection[int] | None = None, counts: bool = True) -> None:
+        """An optimizer used the gradients of parameters at these places, or of all: what was exchanged of them counts.
+        Of others an optimizer of their own may still use what there is. One of several optimizers ``counts``."""
+        if places is None:
+            self._shares.clear()
+        else:
+            for place in places:
+                self._shares.pop(place, None)
+        self._left = set(self._shares)
         self._counted, self._passes = False, 0
-        self._steps += 1
+        self._steps += counts
+
+    def note_steps_of(
+        self, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> Callable[[torch.optim.Optimizer, bool], None]:
+        """What a reducer calls after an optimizer's step; it does not keep the reducer alive."""
+        if len(optimizers) == 1:
+            return lambda optimizer, begins: self.stepped()
+        places = {id(optimizer): self.places_in(optimizer) for optimizer in optimizers}
+        return lambda optimizer, begins: self.stepped(places[id(optimizer)], begins)
+
+    def unused(self) -> dict[int, Any]:
+        """What was kept of parameters before exchanges that no optimizer used although another one has stepped since;
+        of those that can be taken back."""
+        shares = {ordinal: self._shares[ordinal] for ordinal in self._left}
+        return {ordinal: share.before for ordinal, share in shares.items() if share.kept}
 
     def restart(self) -> None:
         """Another method follows, or another state: nothing before can be taken back."""
         self._shares.clear()
+        self._left.clear()
         self._counted = False
         self._steps = 0
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ from thinwire.edges.wire import Wire
 from thinwire.errors import DetachedError
 from thinwire.methods import Method
 from thinwire.monitor.step_log import StepLog
-from thinwire.reducer.setup import method_of, view_of
+from thinwire.reducer.setup import Optimizers, method_of, view_of
 from thinwire.stats import Stats
 
 log = logging.getLogger("thinwire")
@@ -57,18 +56,20 @@ def is_alone(model: object) -> bool:
 class WireAlone(Wire):
     """Has all that a wire has, and changes nothing; mistakes in the arguments are told as on several ranks."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, method: Method | str) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizers, method: Method | str, steps_per_epoch: int | None = None
+    ) -> None:
         if optimizer is None:
             raise ValueError("attach needs a torch optimizer, not NoneType")
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._optimizer = optimizer
+        self._optimizer, self._steps_per_epoch = optimizer, steps_per_epoch
         auto = isinstance(method, str) and method.strip().lower() == "auto"
         self._method, self._is_attached = self._checked("dense" if auto else method), True
         self.model = model
         log.warning(ALONE)
 
     def _checked(self, method: Method | str) -> Method:
-        return method_of(method, self._parameters, view_of(self._parameters, self._optimizer))
+        return method_of(method, self._parameters, view_of(self._parameters, self._optimizer), self._steps_per_epoch)
 
     def _check_attached(self) -> None:
         if not self._is_attached:

@@ -41,6 +41,7 @@ class StepSkipper:
         self.scaler = scaler
         self.skipped = 0  # steps passed over so far
         self._drop_gradients = False
+        self._dropped: set[int] = set()  # ids of the optimizers that have passed over that step
         self._unscaled = False  # the last backward pass was of a loss that the scaler had not scaled
 
     def scale(self) -> float:
@@ -70,6 +71,7 @@ class StepSkipper:
             gradient.fill_(float("inf"))
         self.skipped += 1
         self._drop_gradients = self.scaler is None
+        self._dropped = set()
         return False
 
     def before_optimizer_step(
@@ -103,14 +105,18 @@ class StepSkipper:
             )
 
     def _drop(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._drop_gradients:
+        if self._drops_of(optimizer):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
 
-    def was_skipped(self) -> bool:
-        """Whether the optimizer step that just ended was one to pass over; true once a skipped step."""
-        skipped, self._drop_gradients = self._drop_gradients, False
+    def _drops_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        return self._drop_gradients and id(optimizer) not in self._dropped
+
+    def was_skipped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer step that just ended was one to pass over; true once a skipped step, of each."""
+        skipped = self._drops_of(optimizer)
+        self._dropped.add(id(optimizer))
         return skipped
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +14,7 @@ from thinwire.codecs.values import SHARED_SCALES
 from thinwire.engine.layout import Layout
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods.adviser_traits import Advised
+from thinwire.methods.epochs import epochs_in, steps_in
 from thinwire.methods.spec import no_option, read_options, spell
 from thinwire.transport import Net
 
@@ -36,7 +37,7 @@ class Method:
     ``name`` is the one used in method strings, given by ``@thinwire.method``. The other class attributes and the
     properties are what the engine, the adviser and the command line want to know; their defaults suit a method that
     compresses every gradient on its own. Options of these names get their meaning here: ``clip_norm``, ``dense_below``,
-    ``exclude``, ``residual`` and ``values`` (as of ``thinwire.DGC``).
+    ``exclude``, ``residual``, ``values`` and ``warmup`` (as of ``thinwire.DGC``).
     """
 
     name: ClassVar[str] = ""
@@ -58,6 +59,16 @@ class Method:
         """Put memory, compressor and collective together around a net."""
         raise NotImplementedError(f"{type(self).__name__} must define aggregator(net, optimizer_is_sgd)")
 
+    def assembled(self, net: Net, of_sgd: Callable[[Method], bool]) -> Aggregator:
+        """The aggregator, where each of the ``members`` has parameters of torch.optim.SGD or of other optimizers."""
+        return self.aggregator(net, all(of_sgd(one) for one in self.members))
+
+    def of_sgd(self, names: Collection[str], sgd: Collection[str]) -> Callable[[Method], bool]:
+        """Whether all parameters of a member are among those of torch.optim.SGD: one method treats its parameters
+        alike."""
+        mixed = {id(self.member_of(name)) for name in names if name not in sgd}
+        return lambda member: id(member) not in mixed
+
     @property
     def members(self) -> tuple[Method, ...]:
         """The methods that parameters can have: this one, or those of a mixture."""
@@ -66,6 +77,13 @@ class Method:
     def member_of(self, name: str) -> Method:
         """The method of one parameter."""
         return self
+
+    def in_steps(self, steps_per_epoch: int | None) -> Method:
+        """The same method with its warm-up in optimizer steps, where it was given in epochs."""
+        warmup: Any = getattr(self, "warmup", None)
+        if epochs_in(warmup) is None:
+            return self
+        return replace(self, **{"warmup": steps_in(f"{self.name}: warmup", warmup, steps_per_epoch)})
 
     @property
     def communicates(self) -> bool:

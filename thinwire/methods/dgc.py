@@ -35,8 +35,8 @@ class DGC(Method):
     lr_rescaling         apply what waited with the learning rates of its own steps: v = (eta_{t-1} / eta_t) v + u
     direct_decay         with momentum correction: apply weight decay at every step, without sending it
     clip_norm            norm at which the mean gradient would be clipped; None: no clipping
-    warmup               None, the length in steps of the paper's ramp (25 %, 6.25 %, ...), or a schedule: an object
-                         with density(step, final)
+    warmup               None, the length in steps of the paper's ramp (25 %, 6.25 %, ...), or in epochs ("4 epochs",
+                         with steps_per_epoch given to attach), or a schedule: an object with density(step, final)
     values               how values travel: "fp32", "fp16", "bf16", "int8", "int4", "int2"
     indices              how indices travel: "rice" (shortest), "delta16", "int32"
     residual             how residuals and velocities are stored: "fp32", "bf16"

@@ -33,7 +33,7 @@ class GradientDropping(Method):
     local                None, or how a rank's own gradient L joins the mean G (Algorithm 2): "sum" (G + L) / 2,
                          "partial" G - S + L with S what the rank sent, "error" G + E with E what it kept
     sync_every           optimizer steps between two averagings of the parameters, with a local mode; None: never
-    warmup               None, steps in which the dropped share grows, or a schedule
+    warmup               None, steps or "3 epochs" in which the dropped share grows, or a schedule
     momentum_correction  accumulate velocities instead of gradients; needs torch.optim.SGD
     clip_norm            norm at which the mean gradient would be clipped; None: no clipping
     values, indices      how they travel, see DGC

@@ -26,7 +26,7 @@ class GTopK(Method):
     """Global top-k: only the k largest sums over all ranks are applied, in O(k log P) bytes.
 
     density              share of the whole model that a step sends, in (0, 1]
-    warmup               None, the length in steps of the paper's list of densities, or a schedule
+    warmup               None, the length of the paper's list of densities in steps or "4 epochs", or a schedule
     momentum_correction  accumulate velocities instead of gradients, as DGC does; None: where the optimizer is
                          torch.optim.SGD; False: the optimizer keeps its momentum, as in the paper
     factor_masking       with momentum correction: clear the velocity of what was applied, as DGC can

@@ -7,12 +7,15 @@ from typing import Any
 from thinwire.codecs.indices import INDEX_CODES
 from thinwire.codecs.values import VALUE_CODES
 from thinwire.engine.schedules import Schedule
+from thinwire.methods.epochs import epochs_in, steps_in
 
-Warmup = Schedule | int | None
+Warmup = Schedule | int | str | None  # a text is a number of epochs
 
 
 def schedule_of(warmup: Warmup, paper: type) -> Schedule | None:
     """A number of steps is the length of the paper's own warm-up."""
+    if isinstance(warmup, str):
+        warmup = steps_in("warmup", warmup, None)
     return paper(warmup) if isinstance(warmup, int) else warmup
 
 
@@ -48,8 +51,9 @@ def check_density(method: Any) -> None:
     )
     warmup = method.warmup
     require(
-        warmup is None or is_count(warmup, 1) or hasattr(warmup, "density"),
-        f"{method.name}: warmup must be None, a number of steps of at least 1 or a schedule, not {warmup!r}",
+        warmup is None or is_count(warmup, 1) or epochs_in(warmup) is not None or hasattr(warmup, "density"),
+        f'{method.name}: warmup must be None, a number of optimizer steps of at least 1, epochs such as "4 epochs", or '
+        f"a schedule, not {warmup!r}",
     )
 
 

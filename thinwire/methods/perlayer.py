@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -39,7 +39,8 @@ class PerLayer(Method):
 
     Every method works as if the model were its own parameters alone: ``clip_norm`` is of their gradient's norm, and a
     ``density`` a share of them. Momentum and weight decay of ``torch.optim.SGD`` act in front of the compression where
-    a parameter's method takes them, and in the optimizer elsewhere. One method that waits for the end of backward
+    a parameter's method takes them, and in the optimizer elsewhere; where parameters have several optimizers each
+    method asks its own. One method that waits for the end of backward
     makes all of them wait.
     """
 
@@ -74,6 +75,10 @@ class PerLayer(Method):
 
     def member_of(self, name: str) -> Method:
         return self.methods[self.place_of(name)][1]
+
+    def in_steps(self, steps_per_epoch: int | None) -> Method:
+        inner = {id(one): one.in_steps(steps_per_epoch) for one in self.members}
+        return PerLayer([(pattern, inner[id(one)]) for pattern, one in self.methods])
 
     def check_names(self, names: list[str]) -> None:
         places = [self.place_of(name) for name in names]
@@ -153,8 +158,11 @@ class PerLayer(Method):
         ]
 
     def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        return self.assembled(net, lambda _: optimizer_is_sgd)
+
+    def assembled(self, net: Net, of_sgd: Callable[[Method], bool]) -> Aggregator:
         try:
-            return Mixture([one.aggregator(net, optimizer_is_sgd) for one in self.members], self.place_of)
+            return Mixture([one.aggregator(net, of_sgd(one)) for one in self.members], self.place_of)
         except ValueError as problem:
             raise ValueError(f"perlayer: {problem}") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -19,23 +19,25 @@ from thinwire.transport.reducer_nets import Nets
 
 
 class RunningMethod:
-    """Made anew whenever the method changes; ``parameters`` are in the model's order. Where they are shards, the
-    ``wholes`` decide which of them are compressed, so that no number of shards changes it."""
+    """Made anew whenever the method changes; ``parameters`` are in the model's order, ``sgd`` the names of those that
+    torch.optim.SGD steps. Where they are shards, the ``wholes`` decide which of them are compressed, so that no number
+    of shards changes it."""
 
     def __init__(
         self,
         method: Method,
         parameters: Mapping[str, Tensor],
         nets: Nets,
-        sgd: bool,
+        sgd: Collection[str],
         wholes: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.method, self.sgd, self._nets = method, sgd, nets
+        self.method, self._nets = method, nets
         self._numels = [parameter.numel() for parameter in parameters.values()]
         self._rows = [(name, place, p.shape) for place, (name, p) in enumerate((wholes or parameters).items())]
         self._is_cut = any(n != shape.numel() for n, (_, _, shape) in zip(self._numels, self._rows, strict=True))
         self._layouts: dict[tuple[int, ...], Layout] = {}
-        inner = method.aggregator(nets.between, sgd)
+        of_sgd = method.of_sgd(parameters, sgd)
+        inner = method.assembled(nets.between, of_sgd)
         if not self.compresses:
             inner = _as_it_is(inner, nets)
         self._parts: tuple[Any, ...] = inner.members if isinstance(inner, Mixture) else (inner,)
@@ -44,8 +46,8 @@ class RunningMethod:
         if nets.inside is not None and nets.groups is not None:
             self.aggregator = Hierarchy(inner, nets.inside, nets.groups)
         # The parameters whose momentum, and whose weight decay, act in front of the compression.
-        self.with_momentum = self._those(lambda one: one.takes_momentum(sgd))
-        self.with_decay = self._those(lambda one: one.takes_weight_decay(sgd))
+        self.with_momentum = self._those(lambda one: one.takes_momentum(of_sgd(one)))
+        self.with_decay = self._those(lambda one: one.takes_weight_decay(of_sgd(one)))
         self.drifting = self._those(lambda one: one.replicas_drift)
 
     def _those(self, has: Callable[[Method], bool]) -> frozenset[str]:

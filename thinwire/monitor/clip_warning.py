@@ -70,9 +70,11 @@ class ClipAfterExchangeWarning:
         if clips and any(_may_be_written(grad, version) for grad, version in self._seen):
             self._last = WRITING
             now, then = torch.stack(self._norms_now()), torch.stack(self._norms)
-            unscaled = scale != 1.0 and torch.allclose(now, then / scale, rtol=ROUNDING, atol=0)
+            as_it_was = now == then
+            if scale != 1.0:  # of several optimizers each has its own gradients unscaled
+                as_it_was |= torch.isclose(now, then / scale, rtol=ROUNDING, atol=0)
             passed_over = not bool(then.isfinite().all())  # any factor makes something else of an infinity
-            if not passed_over and not unscaled and not torch.allclose(now, then, rtol=0, atol=0):
+            if not passed_over and not bool(as_it_was.all()):
                 self._last = 0
                 warn_user(SENTENCE.format(clips[0]))
         self._seen, self._norms = [], []

@@ -20,13 +20,16 @@ class ScalerCheck:
     """Raises a ValueError before an optimizer step that a GradScaler makes; only looks at the first steps."""
 
     def __init__(self) -> None:
-        self._steps = 0
+        self._steps: dict[int, int] = {}  # by the optimizer's id
 
-    def before_step(self, *_: Any) -> None:
-        self._steps += 1
-        if self._steps <= STEPS and _scales():
-            self._steps = 0  # refused, so it is not one of the steps that were looked at
+    def before_step(self, optimizer: object, *_: Any) -> None:
+        steps = self._steps.get(id(optimizer), 0)
+        if steps >= STEPS:
+            return
+        if _scales():  # refused, so it is not one of the steps that were looked at
+            self._steps.clear()
             raise ValueError(SENTENCE)
+        self._steps[id(optimizer)] = steps + 1
 
 
 def _scales() -> bool:

@@ -20,6 +20,7 @@ from thinwire.engine.hierarchy import machine_groups
 from thinwire.engine.layout import flat_like, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.optimizer import NoOptimizer
+from thinwire.engine.owners import SharedStep
 from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping, left_out
 from thinwire.engine.worker import Worker
 from thinwire.errors import TRAINED_INSIDE, UNCOPIED, DetachedError
@@ -38,6 +39,7 @@ from thinwire.reducer.progress import Progress
 from thinwire.reducer.setup import (
     EdgeTerms,
     HierarchySpec,
+    Optimizers,
     agreed_method,
     check_seen,
     check_sharded,
@@ -48,6 +50,7 @@ from thinwire.reducer.setup import (
 )
 from thinwire.reducer.states import agreed_state, state_of, state_of_all, terms_of
 from thinwire.reducer.summary import stats_of
+from thinwire.reducer.unused_exchanges import take_back, taken_back
 from thinwire.stats import Stats
 from thinwire.transport import Net, overhead
 from thinwire.transport.attach_roll_call import agree_to_attach
@@ -59,14 +62,14 @@ class Reducer:
     All methods that change something are collective: every rank calls them alike.
 
     ``named_tensors`` are the parameters, by name, in an order that is the same on every rank: a mapping or what
-    ``named_parameters()`` gives. ``group`` is a process group (the default one unless given). With an ``optimizer``
-    its learning rates are read at every step and, where the method applies momentum and weight decay in front of the
-    compression, its own are switched off while ``optimizer.step()`` runs; without one the learning rate is 1 and there
-    is neither momentum nor weight decay.
+    ``named_parameters()`` gives. ``group`` is a process group (the default one unless given). With an ``optimizer``, or
+    a list of those that own the parameters together, learning rates are read at every step and, where the method
+    applies momentum and weight decay in front of the compression, the optimizer's own are switched off while its
+    ``step()`` runs; without one the learning rate is 1 and there is neither momentum nor weight decay.
 
-    ``hierarchy``, ``on_nonfinite``, ``scaler``, ``guard``, ``guard_every`` and ``check_replicas_every`` are those of
-    ``thinwire.attach``. Without an optimizer ``on_nonfinite="skip"`` leaves all gradients of a step that is passed over
-    infinite, on all ranks: do not apply them.
+    ``hierarchy``, ``on_nonfinite``, ``scaler``, ``guard``, ``guard_every``, ``check_replicas_every`` and
+    ``steps_per_epoch`` are those of ``thinwire.attach``. Without an optimizer ``on_nonfinite="skip"`` leaves all
+    gradients of a step that is passed over infinite, on all ranks: do not apply them.
 
         reducer = thinwire.Reducer(model.named_parameters(), thinwire.DGC(), optimizer=optimizer)
         loss.backward()
@@ -79,7 +82,7 @@ class Reducer:
         named_tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
         method: Method | str,
         group: dist.ProcessGroup | Net | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizers | None = None,
         *,
         hierarchy: HierarchySpec = None,
         on_nonfinite: str = "raise",
@@ -87,6 +90,7 @@ class Reducer:
         guard: str | None = None,
         guard_every: int = 20,
         check_replicas_every: int | None = None,
+        steps_per_epoch: int | None = None,
         terms: EdgeTerms | None = None,
     ) -> None:
         terms = terms or EdgeTerms()
@@ -98,7 +102,7 @@ class Reducer:
         try:
             if error is None:
                 view = view_of(wholes, optimizer)
-                chosen = method_of(method, self.parameters, view)
+                chosen = method_of(method, self.parameters, view, steps_per_epoch)
                 machines = machine_groups(hierarchy, ranks)
                 check_skipping(on_nonfinite, scaler)
                 check_watched(chosen, guard, check_replicas_every, guard_every)
@@ -121,7 +125,7 @@ class Reducer:
         elif error is not None:
             raise ValueError(error)
         assert chosen is not None and view is not None
-        self.view, self.method = view, chosen
+        self.view, self.method, self._steps_per_epoch = view, chosen, steps_per_epoch
         self.nets = make_nets(machines)
         self.progress = Progress()
         self.skipper = StepSkipper(scaler) if skips else None
@@ -130,7 +134,10 @@ class Reducer:
         self.monitors = Monitors(self.nets, health, check_replicas_every, lambda: replicas)
         self.running = self.run_of(chosen)
         self.worker = Worker(self.nets.compute_device, self.nets.report)
-        self.stepped: Callable[[], None] = lambda: None  # called after every step of the optimizer that counts
+        self.shared_step = SharedStep()
+        # Called after every step of an optimizer that counts, with whether it begins a step of all of them.
+        self.stepped: Callable[[torch.optim.Optimizer, bool], None] = lambda optimizer, begins: None
+        self.unused: Callable[[], dict[str, Any]] = dict  # what was kept before exchanges that no step used, by name
         self.restarted: Callable[[], None] = lambda: None  # called when another method or another state is there
         self.drifted = False  # the ranks' parameters differ, and this is not inside averaged()
         self.shows_mean = False  # this is inside averaged(), and the ranks' own parameters come back behind it
@@ -159,7 +166,7 @@ class Reducer:
     def run_of(self, method: Method) -> RunningMethod:
         """A method at work on these parameters, which keeps nothing yet."""
         wholes = self.shards.wholes(self.parameters)
-        return RunningMethod(method, self.parameters, self.nets, self.view.is_sgd, wholes)
+        return RunningMethod(method, self.parameters, self.nets, self.view.sgd, wholes)
 
     def reduce(self, gradients: Mapping[str, Tensor], entering: Entering | None = None) -> None:
         """Replace every gradient by the group's mean, in place; one step. All ranks give the same names.
@@ -274,17 +281,22 @@ class Reducer:
                     pending.record_stream(torch.cuda.current_stream(pending.device))
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if left_out(optimizer) or (self.skipper is not None and self.skipper.was_skipped()):
+        """What happens once per step does so behind the first optimizer, because no other one may follow. All
+        parameters are averaged then, and behind each further optimizer of the step its own."""
+        if left_out(optimizer) or (self.skipper is not None and self.skipper.was_skipped(optimizer)):
             return
-        self.stepped()
         progress, interval = self.progress, self.method.averaging_interval
-        progress.optimizer_steps += 1
+        begins = self.shared_step.stepped(optimizer, progress.passes)
+        self.stepped(optimizer, begins)
+        progress.optimizer_steps += begins
         averages = interval is not None and progress.optimizer_steps % interval == 0
         self.drifted = interval is not None and not averages and self.nets.own.size > 1
         if averages:
             self.worker.wait()
-            drifting = self.running.drifting
-            average_parameters([p for name, p in self.parameters.items() if name in drifting], self.nets.own)
+            drifting = self.running.drifting if begins else self.running.drifting & self.view.owned_by(optimizer)
+            average_parameters(self.view.weights(drifting), self.nets.own)
+        if not begins:
+            return
         equal = interval is None or averages  # replicas that drift are equal after an averaging
         look = partial(self.monitors.after_optimizer_step, progress.passes, progress.optimizer_steps, equal)
         if self.monitors.checks_replicas(progress.passes, equal):
@@ -352,17 +364,18 @@ class Reducer:
         learning rate is 0 both wait until it is not. Warm-ups count steps from the beginning, not from the switch.
         """
         self._wait()
-        chosen = agreed_method(method, self.parameters, self.view, self.monitors, self.nets.own, self.shards)
+        own, epoch = self.nets.own, self._steps_per_epoch
+        chosen = agreed_method(method, self.parameters, self.view, self.monitors, own, epoch, self.shards)
+        take_back(self)
         hand_over, old = self._hand_over, self.running
         if self.method.replicas_drift:
             hand_over.make_equal()
-        sgd = self.view.is_sgd
-        takes = {name for name in self.parameters if chosen.member_of(name).takes_momentum(sgd)}
-        velocity, rest = hand_over.take(old, takes)
+        new = self.run_of(chosen)
+        velocity, rest = hand_over.take(old, new.with_momentum)
         self._uninstall()
         self.drifted = False
         self.method = chosen
-        self._run(self.run_of(chosen))
+        self._run(new)
         self.monitors.restart()
         self._install()
         for name, tensor in hand_over.give(old, self.running, velocity, rest).items():
@@ -382,6 +395,7 @@ class Reducer:
             self.view.take_velocity(self.running.kept("velocity"))
             self._leave()
             return {}
+        take_back(self)
         hand_over = self._hand_over
         if self.method.replicas_drift:
             hand_over.make_equal()
@@ -451,7 +465,8 @@ class Reducer:
         """
         self._wait()
         self.progress.states += 1
-        return state_of_all(self) if all_ranks else state_of(self)
+        with taken_back(self):
+            return state_of_all(self) if all_ranks else state_of(self)
 
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Take up where ``state_dict`` left off; a collective call.

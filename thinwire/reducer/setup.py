@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
+from thinwire.engine.owners import optimizers_of
 from thinwire.engine.shards import WHOLE, Shards
 from thinwire.methods import Method, parse_method
+from thinwire.methods.epochs import check_steps_per_epoch
 from thinwire.methods.registry import for_other_optimizers
 from thinwire.monitor.health import check_watched
 from thinwire.monitor.monitors import Monitors
@@ -22,6 +24,7 @@ from thinwire.transport.groups import check_agreement
 from thinwire.transport.reducer_nets import GroupNets, Nets
 
 HierarchySpec = str | int | Sequence[Sequence[int]] | None
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]  # also in wrappers that hold them as .optimizer
 
 
 @dataclass(frozen=True)
@@ -82,34 +85,46 @@ def _options_of(view: OptimizerView | NoOptimizer) -> dict[str, str]:
     return found
 
 
-def view_of(parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> OptimizerView | NoOptimizer:
-    """The optimizer as the engine reads it; a ValueError where it does not fit the parameters."""
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"optimizer must be a torch optimizer, not {type(optimizer).__name__}")
+def view_of(parameters: Mapping[str, Tensor], optimizer: Optimizers | None) -> OptimizerView | NoOptimizer:
+    """The optimizers as the engine reads them; a ValueError where they do not fit the parameters."""
+    optimizers = optimizers_of(optimizer) if optimizer is not None else None
     for name, parameter in parameters.items():
         if not parameter.is_floating_point():
             kind = str(parameter.dtype).removeprefix("torch.")
             raise ValueError(
                 f"parameter {name!r} is {kind}; gradients are exchanged as float32, so use real parameters"
             )
-    return OptimizerView(optimizer, dict(parameters)) if optimizer is not None else NoOptimizer(parameters)
+    return OptimizerView(optimizers, dict(parameters)) if optimizers is not None else NoOptimizer(parameters)
 
 
-def method_of(method: Method | str, parameters: Mapping[str, Tensor], view: OptimizerView | NoOptimizer) -> Method:
-    """The method; a ValueError where it does not fit the parameters and their optimizer."""
+def method_of(
+    method: Method | str,
+    parameters: Mapping[str, Tensor],
+    view: OptimizerView | NoOptimizer,
+    steps_per_epoch: int | None = None,
+) -> Method:
+    """The method, with all lengths in steps; a ValueError where it does not fit the parameters and their optimizer."""
     chosen: object = parse_method(method) if isinstance(method, str) else method
     if isinstance(chosen, type) and issubclass(chosen, Method):
         raise ValueError(f"method is the class {chosen.__name__}; make one of it: thinwire.{chosen.__name__}()")
     if not isinstance(chosen, Method):
         raise ValueError(f"method must be a thinwire method such as thinwire.DGC() or its string form, not {chosen!r}")
+    check_steps_per_epoch(steps_per_epoch)
+    chosen = chosen.in_steps(steps_per_epoch)
     chosen.check_names(list(parameters))
     if isinstance(view, NoOptimizer) and chosen.averaging_interval is not None:
         raise ValueError(
             f"{chosen} averages the parameters every {chosen.averaging_interval} optimizer steps and must see them; "
             "give optimizer="
         )
+    if view.sharded and chosen.replicas_drift:
+        raise ValueError(
+            f"{chosen} lets every rank go its own way, and {view.optimizer_names} gives all ranks the parameters of "
+            "the one that steps them; take a method without local gradients"
+        )
+    of_sgd = chosen.of_sgd(parameters, view.sgd)
     for one in chosen.members:
-        if one.takes_momentum(view.is_sgd):
+        if one.takes_momentum(of_sgd(one)):
             own = [name for name in parameters if chosen.member_of(name) is one]
             view.check_takeover(one.name, partial(for_other_optimizers, one), own)
     return chosen
@@ -121,12 +136,13 @@ def agreed_method(
     view: OptimizerView | NoOptimizer,
     monitors: Monitors,
     net: Net,
+    steps_per_epoch: int | None,
     shards: Shards,
 ) -> Method:
     """The method that all ranks switch to; the same ValueError on all of them where one cannot."""
     error, chosen = None, None
     try:
-        chosen = method_of(method, parameters, view)
+        chosen = method_of(method, parameters, view, steps_per_epoch)
         guard = monitors.guard
         check_watched(chosen, guard.mode if guard is not None else None, monitors.check_every)
         check_sharded(chosen, guard.mode if guard is not None else None, shards)

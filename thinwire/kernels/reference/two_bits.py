@@ -11,6 +11,7 @@ from torch import Tensor
 
 INT2_CHUNK = 64
 _NAN = 0x7FC0  # as a bfloat16
+_SIGN = -(1 << 31)  # as a float32
 
 
 def two_bit_encode(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 -> (C, 2) bfloat16, (ceil(k/4),) uint8
@@ -47,11 +48,13 @@ def two_bit_encode(values: Tensor) -> tuple[Tensor, Tensor]:  # (k,) float32 -> 
 
 def two_bit_decode(levels: Tensor, packed: Tensor, count: int) -> Tensor:  # (C, 2), (ceil(k/4),) uint8 -> (k,) float32
     """Undo two_bit_encode: the level that the lower bit names, negative where the higher bit is set."""
-    chunks, wide = levels.shape[0], levels.to(torch.float32)
+    # As bits: devices differ in which nan they make of a negated one.
+    chunks, wide = levels.shape[0], levels.contiguous().view(torch.int16).to(torch.int32) << 16
     codes = packed.new_zeros(chunks * INT2_CHUNK // 4, 4, dtype=torch.int64)
     for place in range(4):
         codes[: packed.numel(), place] = packed >> (2 * place) & 3
-    return torch.cat([wide, -wide], dim=1).gather(1, codes.view(chunks, INT2_CHUNK)).flatten()[:count]
+    both = torch.cat([wide, wide ^ _SIGN], dim=1)
+    return both.gather(1, codes.view(chunks, INT2_CHUNK)).flatten()[:count].view(torch.float32)
 
 
 def _sum_by_halves(x: Tensor) -> Tensor:  # (C, 64) float64 -> (C,)

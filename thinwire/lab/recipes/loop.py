@@ -75,6 +75,7 @@ class Training:
         torch.manual_seed(plan.seed * 1_000_003 + 1 + net.rank)  # dropout differs between ranks
         self.optimizer = recipe.optimizer(self.model.parameters(), self.lr_factor)
         self.num_batches = recipe.num_batches(net.size)
+        self.method = self.method.in_steps(self.num_batches)
         self.num_steps = plan.epochs * self.num_batches
         self.schedule = recipe.schedule(self.optimizer, self.num_steps)
         self.wire = self._attached()

@@ -1,0 +1,104 @@
+"""Every integration trains with its real library, resumes to the bit, and hands out the ranks' mean."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from launched import launched
+
+STEPS, SAVED = 12, 6
+START = 2.3  # loss of ten classes before the first step
+NEAR = 0.15  # of dense's loss; twelve steps with 5 % of the gradient, without a warm-up
+
+
+def needs(library: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+
+
+def check_training(ranks: list[dict[str, Any]]) -> None:
+    for name in ("plain", "whole", "resumed"):
+        assert len({found[name]["digest"] for found in ranks}) == 1, f"{name}: ranks differ"
+    for found in ranks:
+        stats = found.get("stats") or found["whole"]["stats"]
+        assert stats["steps"] == STEPS, "one exchange per optimizer step"
+        assert stats["world_size"] == len(ranks)
+        assert stats["bytes_sent"] < stats["dense_bytes_sent"] / 10
+        assert found["whole"]["loss"] < START and abs(found["whole"]["loss"] - found["plain"]["loss"]) < NEAR
+        assert found["resumed"]["digest"] == found["whole"]["digest"] != found["plain"]["digest"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_trainer_of_hugging_face(tmp_path: Path, ranks: int) -> None:
+    needs("transformers")
+    everybody = launched("huggingface_rank.py", ranks, tmp_path)
+    check_training(everybody)
+    for found in everybody:
+        assert found["clip_norm"] == 0.5 and found["clipped"]["clips"] == 0.5  # for whoever reads the arguments later
+        assert found["clipped"]["digest"] != found["whole"]["digest"]
+        assert "there is no checkpoint" in found["told"] and "resume=False" in found["told"]
+        assert found["begun at"] == STEPS - SAVED
+        assert found["saved is mean"] and found["evaluated is mean"] and found["evaluations"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_trainer_of_lightning(tmp_path: Path, ranks: int) -> None:
+    needs("lightning")
+    everybody = launched("lightning_rank.py", ranks, tmp_path)
+    check_training(everybody)
+    for found in everybody:
+        assert found["clip_norm"] == 0.5 and found["clipped"]["clips"] == 0.5
+        assert found["begun at"] == STEPS - SAVED
+        assert found["saved is mean"] and found["saved alike"]
+        assert found["validated is mean"] and all(found["validated is mean"])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_loop_of_accelerate(tmp_path: Path, ranks: int) -> None:
+    needs("accelerate")
+    everybody = launched("accelerate_rank.py", ranks, tmp_path)
+    check_training(everybody)
+    for found in everybody:
+        assert found["drifting"]["saved is mean"]
+        assert abs(found["default"]["loss"] - found["plain"]["loss"]) < 1e-5  # dense is plain DDP
+
+
+class Wire:
+    """As much of a wire as the clipping asks for."""
+
+    def __init__(self, method: Any) -> None:
+        self.method, self.switched = method, list[Any]()
+
+    def switch(self, method: Any) -> None:
+        self.switched.append(method)
+
+
+def test_a_trainers_clipping_goes_to_methods_that_can_clip(caplog: pytest.LogCaptureFixture) -> None:
+    import thinwire
+    from thinwire.integrations.clipping import takes_clipping
+
+    with caplog.at_level(logging.INFO, "thinwire"):
+        wire = Wire(thinwire.DGC())
+        assert takes_clipping(wire, 1.0) and wire.switched == [thinwire.DGC(clip_norm=1.0)]
+        assert "clips at a norm of 1" in caplog.text
+    own = Wire(thinwire.DGC(clip_norm=0.3))
+    assert takes_clipping(own, 1.0) and not own.switched, "the user's own threshold stays"
+    for method, norm in ((thinwire.Dense(), 1.0), (thinwire.DGC(), None), (thinwire.DGC(), 0.0)):
+        other = Wire(method)
+        assert not takes_clipping(other, norm) and not other.switched
+
+
+def test_without_distributed_data_parallel_the_model_itself_is_attached() -> None:
+    needs("transformers")
+    from torch import nn
+
+    from thinwire.integrations.huggingface import ddp_around
+
+    model = nn.Linear(2, 2)
+    assert ddp_around(model) is model
+    assert ddp_around(SimpleNamespace(_orig_mod=model)) is model

@@ -47,6 +47,14 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
+def four() -> Iterator[Cluster]:
+    """Four Gloo processes that are the whole world, so that they can make meshes; sharded.py has what they run."""
+    pool = Cluster(4)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Small models: more threads would only wait for each other."""
     before = torch.get_num_threads()

@@ -181,6 +181,54 @@ def is_private(name: str) -> bool:
     return (name.startswith("_") and not dunder and not name.startswith("_foreach_")) or name in UNDOCUMENTED
 
 
+def fully_sharded(group: dist.ProcessGroup) -> None:
+    """Torch's order in a pass of fully_shard: the hook, .grad, the parameter's hook, its last callback, ours."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, calls = DeviceMesh.from_group(group, "cpu"), []
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
+    for module in (model[0], model):
+        fully_shard(module, mesh=mesh)
+    assert private.reduction_hooks(model) == private.reduction_hooks(model[0]) == [None]
+    weights = [model[0].weight, model[1].weight]
+
+    def at_the_end() -> None:
+        with torch.no_grad():
+            calls.append(("end", [bool(w.grad.to_local().any()) or not w.to_local().numel() for w in weights]))
+
+    def accumulated(parameter: torch.Tensor) -> None:
+        calls.append("accumulated")
+        private.after_backward(at_the_end)
+
+    for module in (model[0], model):
+        module.set_all_reduce_hook(lambda flat: calls.append(("hook", private.backward_id() != private.OUTSIDE)))
+    weights[0].register_post_accumulate_grad_hook(accumulated)
+    assert all(hook is not None for hook in private.reduction_hooks(model) + private.reduction_hooks(model[0]))
+    held = [weight.to_local().data_ptr() for weight in weights]
+    for requires_grad in (False, True):  # without it torch reduces the first layer in its own last callback
+        calls.clear()
+        model(torch.ones(2, 3, requires_grad=requires_grad)).sum().backward()
+        assert len(calls) == 4 and calls.count(("hook", True)) == 2, calls
+        assert calls[0] == ("hook", True) and calls[-1] == ("end", [True, True]), calls
+    with torch.no_grad():
+        assert held == [weight.to_local().data_ptr() for weight in weights]
+    calls.clear()
+    model.set_requires_gradient_sync(False)
+    model(torch.ones(2, 3)).sum().backward()
+    assert not calls, "nothing is reduced, and nobody is called"
+    model.set_requires_gradient_sync(True)
+    for module in (model[0], model):
+        private.unhook_reduction(module)
+    assert private.reduction_hooks(model) == [None]
+    model(torch.ones(2, 3)).sum().backward()
+    assert calls == ["accumulated", ("end", [True, True])]
+
+
+def test_fully_shard(cluster: Cluster) -> None:
+    cluster.run(fully_sharded, 2)
+
+
 def own_names() -> set[str]:
     """The underscored attributes, functions, classes and modules that thinwire itself defines."""
     paths = {path for path in PACKAGE.rglob("*.py") if path.name != "torch_private.py"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from thinwire.advisor.default_method import SENTENCE, default_for
 from thinwire.edges.bucket_fusion import choice as fusion_choice
 from thinwire.edges.ddp import THAWED, has_foreign_hook, is_attached
 from thinwire.edges.ddp_edge import DdpEdge
+from thinwire.edges.fsdp import check_no_mesh, is_fully_sharded
+from thinwire.edges.fsdp_edge import attach_shards
 from thinwire.edges.wire import Wire
 from thinwire.edges.wire_alone import WireAlone, is_alone
 from thinwire.engine.hierarchy import sends_nothing
@@ -21,6 +24,9 @@ from thinwire.engine.step_skipper import Scaler
 from thinwire.methods import Dense, Method
 from thinwire.reducer import EdgeTerms, HierarchySpec, Optimizers, Reducer
 from thinwire.torch_private import exchanged_by_ddp, ignored_by_ddp, uncompiled
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger("thinwire")
 
@@ -39,6 +45,7 @@ def attach(
     guard_every: int = 20,
     check_replicas_every: int | None = None,
     steps_per_epoch: int | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Wire:
     """Compress the gradients of a DistributedDataParallel model from the next backward pass on.
 
@@ -72,12 +79,26 @@ def attach(
     warns when the training runs away; "densify" then also raises the density by a factor of 4, on all ranks at the same
     step, until it settles. ``check_replicas_every=n`` compares a hash of all parameters between the ranks every n
     optimizer steps (8 bytes per rank) and raises a ReplicaError that names what differs, and where.
+
+    A model of torch's ``fully_shard`` comes with the 2-D ``mesh`` of which it was sharded on the last dimension: the
+    mean over that is torch's, the one over the first is compressed, and counted. Parameters and buffers are made those
+    of the first replica. ``hierarchy`` and "auto" are for DistributedDataParallel.
     """
     model = uncompiled(model)
     if isinstance(model, torch.optim.Optimizer):
         raise ValueError(
             f"attach takes the model first and the optimizer second, and {type(model).__name__} came first"
         )
+    if is_fully_sharded(model):
+        wire, why = attach_shards(
+            model, optimizer, method, mesh, hierarchy,
+            lambda parameters, replicas: default_for(parameters, optimizer, replicas, None, steps_per_epoch),
+            on_nonfinite=on_nonfinite, scaler=scaler, guard=guard, guard_every=guard_every,
+            check_replicas_every=check_replicas_every, steps_per_epoch=steps_per_epoch,
+        )  # fmt: skip
+        _tell(wire.reducer, steps_per_epoch, why)
+        return wire
+    check_no_mesh(model, mesh)
     if is_alone(model):
         return WireAlone(model, optimizer, method if method is not None else "dense", steps_per_epoch)
     if not isinstance(model, DistributedDataParallel):
@@ -160,6 +181,8 @@ def _terms_of(model: DistributedDataParallel) -> dict[str, object]:
 def _tell(reducer: Reducer, steps_per_epoch: int | None, why: str) -> None:
     """One line in the log about what may surprise; ``why`` says so of a method that was not given."""
     own, method = reducer.nets.own, reducer.method
+    if reducer.shards.place != 0:  # those with the first shard speak
+        return
     wide = next((name for name, p in reducer.parameters.items() if p.dtype == torch.float64), None)
     if wide is not None:
         log.warning("thinwire: gradients are exchanged as float32, also those of float64 parameters such as %s", wide)

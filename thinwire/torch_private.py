@@ -147,6 +147,21 @@ def bucket_assignment(tensors: Sequence[Tensor], limits: Sequence[int]) -> list[
     return [list(group) for group in groups]
 
 
+# ----------------------------------------------------------------------------------------------------- fully_shard
+
+
+def reduction_hooks(module: Any) -> list[Callable[..., Any] | None]:
+    """The all-reduce hooks of a module that ``fully_shard`` was called on, one per group of parameters that it reduces
+    together: ``_get_fsdp_state``, ``_fsdp_param_groups`` and ``_all_reduce_hook``."""
+    state = _read(module, "_get_fsdp_state")()
+    return [_read(group, "_all_reduce_hook") for group in _read(state, "_fsdp_param_groups")]
+
+
+def unhook_reduction(module: Any) -> None:
+    """Take the all-reduce hook off: torch's ``set_all_reduce_hook`` stores whatever it is given, and calls no None."""
+    module.set_all_reduce_hook(None)
+
+
 # -------------------------------------------------------------------------------------------------- process groups
 
 

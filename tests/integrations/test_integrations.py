@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,10 +94,11 @@ def test_a_trainers_clipping_goes_to_methods_that_can_clip(caplog: pytest.LogCap
 
 def test_without_distributed_data_parallel_the_model_itself_is_attached() -> None:
     needs("transformers")
+    import torch
     from torch import nn
 
     from thinwire.integrations.huggingface import ddp_around
 
     model = nn.Linear(2, 2)
     assert ddp_around(model) is model
-    assert ddp_around(SimpleNamespace(_orig_mod=model)) is model
+    assert ddp_around(torch.compile(model)) is model

@@ -85,3 +85,14 @@ def test_ddp_script_under_torchrun() -> None:
     accuracy = float(done.stdout.partition("test accuracy ")[2].partition("%")[0])
     assert accuracy > 90
     assert "176 steps" in done.stdout
+
+
+def test_fully_sharded_script_under_torchrun() -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4"]
+    done = subprocess.run(
+        [*launcher, "examples/fsdp_hsdp.py"],
+        capture_output=True, text=True, timeout=170, cwd=ROOT, env=environment(EPOCHS="8"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "epoch 8 of 8: loss" in done.stdout and "176 steps" in done.stdout
+    assert float(done.stdout.partition("test accuracy ")[2].partition("%")[0]) > 90

@@ -76,18 +76,18 @@ def _type(tensor: Tensor) -> str:
     return odd + str(tensor.dtype).removeprefix("torch.")
 
 
-def seal_of(common: Mapping[str, Any], rank: int, part: Mapping[str, Any], rows: tuple[VectorRow, ...]) -> str:
+def seal_of(common: Mapping[str, Any], key: str, part: Mapping[str, Any], rows: tuple[VectorRow, ...]) -> str:
     """Hash all that is no tensor, the tensors' rows, and whose part it is."""
     others = sorted((place, repr(value)) for place, value in _leaves(part) if not isinstance(value, Tensor))
-    return hashlib.sha256(repr((sorted(common.items()), rank, rows, others)).encode()).hexdigest()
+    return hashlib.sha256(repr((sorted(common.items()), key, rows, others)).encode()).hexdigest()
 
 
-def check_contents(common: Mapping[str, Any], rank: int, part: Mapping[str, Any]) -> None:
+def check_contents(common: Mapping[str, Any], key: str, part: Mapping[str, Any]) -> None:
     """Raise unless a plain part holds what its rows and its seal say, to the bit, and is finite."""
     rows = part["tensors"]
-    if not isinstance(rows, tuple) or seal_of(common, rank, part, rows) != part["seal"]:
+    if not isinstance(rows, tuple) or seal_of(common, key, part, rows) != part["seal"]:
         _check_present(rows, part)
-        raise ValueError(f"the state of rank {rank} was changed or damaged after it was saved; {LOAD_ANOTHER}")
+        raise ValueError(f"the state of {key} was changed or damaged after it was saved; {LOAD_ANOTHER}")
     _check_present(rows, part)
     tensors = _tensors(part)
     for row, found in zip(rows, rows_of(part), strict=True):

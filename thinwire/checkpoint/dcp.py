@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from thinwire.checkpoint.format import COMMON, part_key
+from thinwire.checkpoint.format import COMMON
 
 
-def read_states(checkpoint_id: str | os.PathLike[str], key: str, rank: int, group: dict[str, Any]) -> dict[str, Any]:
-    """Return the wire's state as saved under ``key``: this rank's part where the group (its ``world_size`` and
-    ``hierarchy``) is the one that saved it, all parts where it is not. Communicates nothing; a ValueError where the
-    checkpoint cannot be read."""
+def read_states(checkpoint_id: str | os.PathLike[str], key: str, own: str, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the wire's state as saved under ``key``: the part ``own`` where the ``group`` (its size and the like) is
+    the one that saved it, all parts where it is not. Communicates nothing; a ValueError where the checkpoint cannot be
+    read."""
     import torch.distributed.checkpoint as dcp  # here: it takes longer to import than all of thinwire
 
     reader = dcp.FileSystemReader(checkpoint_id)
@@ -37,7 +37,7 @@ def read_states(checkpoint_id: str | os.PathLike[str], key: str, rank: int, grou
         known = sorted({path[0] for path in (metadata.planner_data or {}).values()})
         raise ValueError(f"the checkpoint {checkpoint_id} has no {key!r}; it has {', '.join(map(repr, known))}")
     try:
-        return _read_parts(reader, metadata, paths, key, rank, group)
+        return _read_parts(reader, metadata, paths, key, own, group)
     except (Exception, dcp.CheckpointException) as error:  # the latter is no Exception
         raise _unreadable(checkpoint_id, error) from error
 
@@ -48,11 +48,11 @@ def _unreadable(checkpoint_id: Any, error: BaseException) -> ValueError:
 
 
 def _read_parts(
-    reader: Any, metadata: Any, paths: dict[str, Any], key: str, rank: int, group: dict[str, Any]
+    reader: Any, metadata: Any, paths: dict[str, Any], key: str, own: str, group: dict[str, Any]
 ) -> dict[str, Any]:
     common = _read(reader, metadata, [path for path in paths.values() if path[1] in COMMON]).get(key, {})
     same = all(common.get(name) == value for name, value in group.items())
-    wanted = [path for path in paths.values() if path[1] not in COMMON and (not same or path[1] == part_key(rank))]
+    wanted = [path for path in paths.values() if path[1] not in COMMON and (not same or path[1] == own)]
     return {**common, **_read(reader, metadata, wanted).get(key, {})}
 
 

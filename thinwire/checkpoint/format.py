@@ -1,7 +1,10 @@
 """The form of a saved state, and what it must look like before anything of it is loaded.
 
-    {"format", "method", "parameters", "world_size", "hierarchy", "step", ...: the same on every rank,
+    {"format", "method", "parameters", "world_size", "shards", "step", ...: the same on every rank,
      "rank 3": {"pending": ..., "aggregator": ..., "tensors": ..., "seal": ...}: what this rank alone has}
+
+A model in shards has a group per shard, and the part of a group's rank is "rank 3 of shard 1"; the parameters' shapes
+are those of the whole ones all the same.
 
 The rank is part of a key because torch.distributed.checkpoint takes equal keys of several ranks for one replicated
 tensor and keeps one of them. It also fills the state_dict() of the moment in place, so the keys and shapes of a wire's
@@ -21,14 +24,16 @@ from torch import Tensor
 
 from thinwire.checkpoint.contents import check_contents, plain_part, rows_of, seal_of
 from thinwire.checkpoint.memory_order import in_order_of
+from thinwire.checkpoint.recut import cut, joined
 from thinwire.checkpoint.reshard import check_complete, reshard, without_servers
 from thinwire.engine.named_state import KeptVector, StateKind
 from thinwire.methods.running_method import RunningMethod
 from thinwire.methods.spec import split_items
 
-STATE_FORMAT = 4
+STATE_FORMAT = 5
 COMMON = (
-    "format", "method", "parameters", "world_size", "hierarchy", "step", "optimizer_steps", "density_factor",
+    "format", "method", "parameters", "world_size", "shards", "hierarchy", "step", "optimizer_steps",
+    "density_factor",
 )  # fmt: skip
 
 
@@ -45,8 +50,10 @@ class StateShape:
     compresses: bool
 
     @classmethod
-    def of(cls, running: RunningMethod, shapes: Mapping[str, torch.Size], device: torch.device) -> StateShape:
-        numels = {name: shape.numel() for name, shape in shapes.items()}
+    def of(
+        cls, running: RunningMethod, shapes: Mapping[str, torch.Size], numels: Mapping[str, int], device: torch.device
+    ) -> StateShape:
+        """``shapes`` are the whole parameters', ``numels`` say how much of them is here."""
         coded = {name for name, shape in shapes.items() if running.method.is_coded(name, shape)}
         vectors: dict[tuple[str, str], dict[str, KeptVector]] = {}
         for vector in running.aggregator.vectors(numels, coded):
@@ -71,8 +78,8 @@ class StateShape:
         return {name: (vector.start, vector.stop) for vectors in kept for name, vector in vectors.items()}
 
 
-def part_key(rank: int) -> str:
-    return f"rank {rank}"
+def part_key(rank: int, shard: int = 0, shards: int = 1) -> str:
+    return f"rank {rank} of shard {shard}" if shards > 1 else f"rank {rank}"
 
 
 def pack(flat: Mapping[str, Any], shape: StateShape) -> dict[str, Any]:
@@ -86,10 +93,10 @@ def pack(flat: Mapping[str, Any], shape: StateShape) -> dict[str, Any]:
     }
     pending = tuple((name, tensor.cpu()) for name, tensor in flat["pending"].items())
     part = {"pending": pending, "aggregator": rooms, "tensors": (), "seal": ""}
-    common, plain = {key: flat[key] for key in COMMON}, plain_part(part_key(flat["rank"]), part)
+    key = part_key(flat["rank"], flat["shard"], flat["shards"])
+    common, plain = {key: flat[key] for key in COMMON}, plain_part(key, part)
     rows = rows_of(plain)
-    sealed = {**part, "tensors": rows, "seal": seal_of(common, flat["rank"], plain, rows)}
-    return {**common, part_key(flat["rank"]): sealed}
+    return {**common, key: {**part, "tensors": rows, "seal": seal_of(common, key, plain, rows)}}
 
 
 def unpack(state: object) -> list[dict[str, Any]]:
@@ -110,18 +117,23 @@ def unpack(state: object) -> list[dict[str, Any]]:
         )
     common = {key: _common(state, key) for key in COMMON}
     plain = [
-        {**common, "rank": _rank_of(key), **plain_part(key, part)} for key, part in state.items() if key not in COMMON
+        {**common, **_place_of(key, common["shards"]), **plain_part(key, part)}
+        for key, part in state.items()
+        if key not in COMMON
     ]
     if not plain:
         raise ValueError("the state has no rank's part: it is not the whole state_dict of a wire or reducer")
     return plain
 
 
-def _rank_of(key: object) -> int:
-    digits = key.removeprefix("rank ") if isinstance(key, str) else ""
-    if not digits.isdecimal() or key != part_key(int(digits)):
+def _place_of(key: object, shards: int) -> dict[str, int]:
+    """Whose part it is."""
+    rank, _, shard = key.removeprefix("rank ").partition(" of shard ") if isinstance(key, str) else ("", "", "")
+    shard = shard or "0"
+    numbers = rank.isdecimal() and shard.isdecimal()
+    if not numbers or int(shard) >= shards or key != part_key(int(rank), int(shard), shards):
         raise ValueError(f"the state has an unknown part {key!r}: it is not the state_dict of a wire or reducer")
-    return int(digits)
+    return {"rank": int(rank), "shard": int(shard)}
 
 
 def _common(state: Mapping[str, Any], key: str) -> Any:
@@ -137,6 +149,7 @@ def _common(state: Mapping[str, Any], key: str) -> Any:
         fits = value is None or (_is(value, tuple) and all(_are_numbers(group) for group in value))
     else:
         fits = (_is(value, int) or (_is(value, float) and key == "density_factor")) and 0 <= value < 2**63
+        fits = fits and (key != "shards" or value > 0)
     if not fits:
         raise ValueError(f"the state's {key!r} is a {type(value).__name__} of another form: it was changed or damaged")
     return value
@@ -199,16 +212,17 @@ def _apart(saved: str, own: str) -> str:
 
 def check_place(state: Mapping[str, Any], terms: Mapping[str, Any]) -> None:
     """Raise when one rank's plain state is not this rank's of this group."""
-    for key in ("world_size", "hierarchy"):
+    for key in ("world_size", "shards", "hierarchy"):
         if state[key] != terms[key]:
             raise ValueError(
                 f"the state is of rank {state['rank']} alone and was saved with {key} {state[key]}, this process has "
                 f"{key} {terms[key]}; to resume with another group give load_state_dict the list of all ranks' states "
                 "or what state_dict(all_ranks=True) gave rank 0, or use load_checkpoint(folder)"
             )
-    if state["rank"] != terms["rank"]:
+    own, saved = (part_key(one["rank"], one["shard"], one["shards"]) for one in (terms, state))
+    if saved != own:
         raise ValueError(
-            f"the state is of rank {state['rank']} alone, and this is rank {terms['rank']}, whose residual is not in "
+            f"the state is of {saved} alone, and this is {own}, whose residual is not in "
             "it; save one file per rank, or on rank 0 what state_dict(all_ranks=True) gives there when all ranks call "
             "it"
         )
@@ -239,15 +253,23 @@ def state_for(state: object, terms: Mapping[str, Any], shape: StateShape) -> dic
     given = unpack(state)
     for one in given:
         check_run(one, terms)
-    together = isinstance(state, (list, tuple)) or len(given) != 1 or given[0]["world_size"] == 1
+    together = isinstance(state, (list, tuple)) or len(given) != 1 or given[0]["world_size"] * given[0]["shards"] == 1
     if together:
         check_complete(given)
     else:
         check_place(given[0], terms)
     for one in given:
-        check_contents({key: one[key] for key in COMMON}, one["rank"], one)
+        key = part_key(one["rank"], one["shard"], one["shards"])
+        check_contents({key: one[key] for key in COMMON}, key, one)
+    is_cut_anew = together and given[0]["shards"] != terms["shards"]
+    if is_cut_anew:
+        given = joined(given)
+    elif together:
+        given = [one for one in given if one["shard"] == terms["shard"]]
     given = in_order_of(given, terms["parameters"])
-    if together and all(given[0][key] == terms[key] for key in ("world_size", "hierarchy")):
+    if is_cut_anew:
+        given = [reshard(cut(given, terms["shard"], terms["shards"]), shape.numels, shape.kinds, shape.served)]
+    elif together and all(given[0][key] == terms[key] for key in ("world_size", "hierarchy")):
         given = [one for one in given if one["rank"] == terms["rank"]]
     elif together:
         given = [reshard(given, shape.numels, shape.kinds, shape.served)]

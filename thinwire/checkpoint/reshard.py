@@ -22,11 +22,15 @@ def check_complete(states: Sequence[Mapping[str, Any]]) -> None:
     """Raise unless these are the states of all ranks of one run, at one step."""
     if not states:
         raise ValueError("there is no state to load: give one rank's state_dict or a list of all ranks'")
-    size = states[0].get("world_size")
-    ranks = sorted(state.get("rank", -1) for state in states)
-    if ranks != list(range(size or 0)):
-        raise ValueError(f"states of ranks {ranks} were given, the run had the ranks 0 to {(size or 0) - 1}")
-    for key in ("method", "step", "optimizer_steps", "density_factor", "world_size", "hierarchy", "parameters"):
+    size, shards = states[0]["world_size"], states[0]["shards"]
+    for shard in range(shards):
+        ranks = sorted(state["rank"] for state in states if state["shard"] == shard)
+        if ranks != list(range(size)):
+            of = f" of shard {shard}" if shards > 1 else ""
+            raise ValueError(f"states of ranks {ranks}{of} were given, the run had the ranks 0 to {size - 1}")
+    for key in (
+        "method", "step", "optimizer_steps", "density_factor", "world_size", "shards", "hierarchy", "parameters"
+    ):  # fmt: skip
         values = {state[key] for state in states}
         if len(values) > 1:
             differ = f" ({', '.join(sorted(map(str, values)))})" if key != "parameters" else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -60,7 +60,7 @@ class DdpEdge:
         self._watching = self._open.watch(
             optimizers, self._bypass_warning.backward, self._other_optimizer_warning.stepped
         )
-        reducer.stepped = _note_steps(self._open, optimizers, self._clip_warning)
+        reducer.stepped = self._open.note_steps_of(optimizers, self._clip_warning)
         reducer.restarted = self._open.restart
         reducer.monitors.replicas = self._replicas
         reducer.unused = self._unused
@@ -287,17 +287,3 @@ class DdpEdge:
         parameter = self._parameters[ordinal]
         if parameter.grad is not None:
             parameter.grad.copy_(shaped_like(gradient, parameter.detach()))
-
-
-def _note_steps(
-    step: OpenStep, optimizers: Sequence[torch.optim.Optimizer], clip_warning: ClipAfterExchangeWarning | None
-) -> Callable[[torch.optim.Optimizer, bool], None]:
-    """What a reducer calls after an optimizer's step; it must not keep the reducer alive."""
-    places = {id(one): step.places_in(one) for one in optimizers} if len(optimizers) > 1 else {}
-
-    def stepped(optimizer: torch.optim.Optimizer, begins: bool) -> None:
-        step.stepped(places.get(id(optimizer)), begins)
-        if clip_warning is not None:
-            clip_warning.after_step()
-
-    return stepped

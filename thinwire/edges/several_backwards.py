@@ -23,6 +23,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thinwire.engine.context import Hyper
 from thinwire.engine.layout import Layout, Segment, flat_like, memory_flat
+from thinwire.engine.shards import local_of
+from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
 from thinwire.reducer import Reducer
 from thinwire.torch_private import backward_id
 
@@ -154,7 +156,7 @@ class OpenStep:
 
     def _look(self) -> None:
         grads = {
-            ordinal: parameter.grad
+            ordinal: local_of(parameter.grad)
             for ordinal, parameter in enumerate(self._parameters)
             if parameter.grad is not None and (self._fresh or ordinal in self._held)
         }
@@ -175,7 +177,7 @@ class OpenStep:
     def _hold(self, ordinal: int) -> None:
         parameter = self._parameters[ordinal]
         assert parameter.grad is not None
-        content = flat_like(parameter, parameter.grad)
+        content = flat_like(local_of(parameter), local_of(parameter.grad))
         written = self._shares[ordinal].written if ordinal in self._shares else None
         if written is not None and written.dtype == content.dtype and torch.equal(content, written):
             self._held[ordinal] = Held(written, changed=False)
@@ -278,6 +280,19 @@ class OpenStep:
         self._left = set(self._shares)
         self._counted, self._passes = False, 0
         self._steps += counts
+
+    def note_steps_of(
+        self, optimizers: Sequence[torch.optim.Optimizer], clip_warning: ClipAfterExchangeWarning | None
+    ) -> Callable[[torch.optim.Optimizer, bool], None]:
+        """What a reducer calls after an optimizer's step; it does not keep the reducer alive."""
+        places = {id(one): self.places_in(one) for one in optimizers} if len(optimizers) > 1 else {}
+
+        def stepped(optimizer: torch.optim.Optimizer, begins: bool) -> None:
+            self.stepped(places.get(id(optimizer)), begins)
+            if clip_warning is not None:
+                clip_warning.after_step()
+
+        return stepped
 
     def unused(self) -> dict[int, Any]:
         """What was kept of parameters before exchanges that no optimizer used although another one has stepped since;

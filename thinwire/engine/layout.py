@@ -114,6 +114,13 @@ class Layout:
         own = [segment.numel for segment in segments if segment.coded]
         return cls(tuple(segments), tuple(sorted(own if coded_sizes is None else coded_sizes)))
 
+    def cut(self, numels: Sequence[int], model: Layout) -> Layout:
+        """The same of tensors that have ``numels`` elements here, by ordinal; ``model`` is the whole model's."""
+        rows = [(s.name, s.ordinal, numels[s.ordinal], s.coded) for s in self.segments]
+        of_methods = zip(self.of_methods, model.of_methods, strict=True)
+        own = Layout.of(rows, [numels[s.ordinal] for s in model.coded])
+        return Layout(own.segments, own.coded_sizes, tuple(one.cut(numels, whole) for one, whole in of_methods))
+
     @cached_property
     def numel(self) -> int:
         return sum(segment.numel for segment in self.segments)

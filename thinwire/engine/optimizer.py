@@ -17,6 +17,7 @@ from thinwire.engine.context import Hyper
 from thinwire.engine.layout import flat_like, shaped_like
 from thinwire.engine.momentum_switched_off import SwitchedOff
 from thinwire.engine.owners import owners_of
+from thinwire.engine.shards import local_of, sharded_like
 
 RATE_ONE, NOT_TRAINED = Hyper(lr=1.0), Hyper()
 
@@ -26,7 +27,9 @@ TakesVelocity = Callable[[dict[str, Tensor]], None]  # (numel,) float32 by param
 class OptimizerView:
     """Reads the hyper-parameters of a model's parameters from the optimizers that own them.
 
-    ``sgd`` are the names of those whose optimizer is torch.optim.SGD: their momentum can be taken over.
+
+    ``sgd`` are the names of those whose optimizer is torch.optim.SGD: their momentum can be taken over. Of sharded
+    parameters and their state this rank's part is handed over.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], parameters: dict[str, Tensor]) -> None:
@@ -175,7 +178,7 @@ class OptimizerView:
     def states_like_parameters(self) -> list[Tensor]:
         """The optimizers' real-valued state of the shape of its parameter: momentum, Adam's moments."""
         return [
-            value
+            local_of(value)
             for _, parameter, state in self._states()
             for value in state.values()
             if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
@@ -185,11 +188,11 @@ class OptimizerView:
         """All weights of these parameters: a schedule-free optimizer keeps a second set, z, of which it makes the
         others, so whoever changes one set must change both."""
         second = [
-            state["z"]
+            local_of(state["z"])
             for name, _, state in self._states()
             if name in names and "z" in state and "train_mode" in self._owners[name].param_groups[0]
         ]
-        return [*(parameter for name, parameter in self.parameters.items() if name in names), *second]
+        return [*(local_of(parameter) for name, parameter in self.parameters.items() if name in names), *second]
 
     def give_velocity(self, names: Collection[str]) -> dict[str, Tensor]:
         """Hand the momentum buffers of these parameters over: they leave the optimizers."""
@@ -197,7 +200,7 @@ class OptimizerView:
         for name, parameter, state in self._states():
             buffer = state.pop("momentum_buffer", None) if name in names else None
             if buffer is not None:
-                buffers[name] = flat_like(parameter, buffer).to(torch.float32, copy=True)
+                buffers[name] = flat_like(local_of(parameter), local_of(buffer)).to(torch.float32, copy=True)
         return self._turned(buffers)
 
     def _turned(self, velocity: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -212,7 +215,8 @@ class OptimizerView:
             if not hypers[name].momentum:
                 continue
             parameter = self.parameters[name]
-            self._owners[name].state[parameter]["momentum_buffer"] = shaped_like(buffer, parameter.detach())
+            own = sharded_like(shaped_like(buffer, local_of(parameter).detach()), parameter)
+            self._owners[name].state[parameter]["momentum_buffer"] = own
 
 
 class _Together:

@@ -59,13 +59,17 @@ class StepSkipper:
         self._unscaled = is_torchs and not has_scaled(self.scaler) and self.scaler.get_scale() != 1.0
         return float(self.scaler.get_scale())
 
-    def passes(self, gradients: Sequence[Tensor], net: Net) -> bool:
-        """Whether all ranks' gradients are finite; if not they are all made infinite, on all ranks alike."""
+    def passes(self, gradients: Sequence[Tensor], *nets: Net) -> bool:
+        """Whether all ranks' gradients are finite; if not they are all made infinite, on all ranks alike.
+
+        ``nets`` reach all ranks, one after the other.
+        """
         floats = [gradient.to(torch.float32) for gradient in gradients]
         bad = first_nonfinite(floats, GRADIENT_LIMIT) is not None
         flag = torch.tensor([bad], dtype=torch.uint8, device=gradients[0].device)
-        net.stage = "agree that gradients are finite"
-        net.all_reduce(flag, largest=True)
+        for net in nets:
+            net.stage = "agree that gradients are finite"
+            net.all_reduce(flag, largest=True)
         if not bool(flag):
             self._drop_gradients = False  # a rank that joined early took no step since the last bad one
             return True

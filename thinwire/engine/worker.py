@@ -71,15 +71,18 @@ class Worker:
         self.wait()
         if self._broken is not None:  # the ranks are out of step: every further exchange would hang or mix up
             raise self._broken
-        begins = [mark(self._device)] if self._device is not None else []
+        begins, start = [mark(self._device)] if self._device is not None else [], time.perf_counter()
         try:
             work()
         except Exception as error:
             self._on_error(error)
             self._broken = error
             raise
+        self._waited_s += time.perf_counter() - start
         for begin in begins:
-            self._busy.add(begin, mark(begin.device))
+            end = mark(begin.device)
+            self._busy.add(begin, end)
+            self._waited.add(begin, end)
 
     def submit(self, buckets: list[Bucket], work: Callable[[list[Bucket]], None]) -> None:
         """Run work(buckets) behind all earlier jobs and complete the buckets' futures, with its error if it fails."""

@@ -19,6 +19,7 @@ from thinwire.attach import attach
 from thinwire.edges.wire import Wire
 from thinwire.integrations.clipping import takes_clipping
 from thinwire.methods import Method
+from thinwire.torch_private import uncompiled
 
 FOLDER = "thinwire"  # inside a checkpoint's
 
@@ -86,6 +87,6 @@ class ThinwireCallback(TrainerCallback):
 
 def ddp_around(model: nn.Module) -> nn.Module:
     """The DistributedDataParallel that wraps a model, or the model: a Trainer hands its callbacks the bare one."""
-    model = getattr(model, "_orig_mod", model)
+    model = uncompiled(model)
     around = [one for one in gc.get_objects() if type(one) is DistributedDataParallel and one.module is model]
     return around[-1] if around else model

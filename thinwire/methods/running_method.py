@@ -20,11 +20,21 @@ from thinwire.transport.reducer_nets import Nets
 
 class RunningMethod:
     """Made anew whenever the method changes; ``parameters`` are in the model's order, ``sgd`` the names of those that
-    torch.optim.SGD steps."""
+    torch.optim.SGD steps. Where they are shards, the ``wholes`` decide which of them are compressed, so that no number
+    of shards changes it."""
 
-    def __init__(self, method: Method, parameters: Mapping[str, Tensor], nets: Nets, sgd: Collection[str]) -> None:
+    def __init__(
+        self,
+        method: Method,
+        parameters: Mapping[str, Tensor],
+        nets: Nets,
+        sgd: Collection[str],
+        wholes: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.method, self._nets = method, nets
-        self._rows = [(name, place, p.shape) for place, (name, p) in enumerate(parameters.items())]
+        self._numels = [parameter.numel() for parameter in parameters.values()]
+        self._rows = [(name, place, p.shape) for place, (name, p) in enumerate((wholes or parameters).items())]
+        self._is_cut = any(n != shape.numel() for n, (_, _, shape) in zip(self._numels, self._rows, strict=True))
         self._layouts: dict[tuple[int, ...], Layout] = {}
         of_sgd = method.of_sgd(parameters, sgd)
         inner = method.assembled(nets.between, of_sgd)
@@ -65,6 +75,8 @@ class RunningMethod:
         if layout is None:
             rows = [self._rows[place] for place in ordinals]
             layout = self.method.layout(rows, model=self._rows, compress=self.compresses)
+            if self._is_cut:
+                layout = layout.cut(self._numels, self.method.layout(self._rows))
             self._layouts[ordinals] = layout
         return layout
 

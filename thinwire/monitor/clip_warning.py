@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.shards import local_of
 from thinwire.monitor.user_warning import warn_user
 from thinwire.torch_private import after_backward, backward_is_running, version_of
 
@@ -57,7 +58,7 @@ class ClipAfterExchangeWarning:
 
     def _norms_now(self) -> list[Tensor]:
         with torch.no_grad():
-            return list(torch._foreach_norm([grad for grad, _ in self._seen], 2)) if self._seen else []
+            return list(torch._foreach_norm([local_of(grad) for grad, _ in self._seen], 2)) if self._seen else []
 
     def before_step(self, method: Any, scale: float = 1.0) -> None:
         """Called before the optimizer's step with the wire's method, and the loss's scale, which may be taken out of
@@ -66,7 +67,7 @@ class ClipAfterExchangeWarning:
             return
         self._steps += 1
         clips = [one.name for one in method.members if hasattr(one, "clip_norm")]
-        if clips and any(version_of(grad) != version for grad, version in self._seen):
+        if clips and any(_may_be_written(grad, version) for grad, version in self._seen):
             self._last = WRITING
             now, then = torch.stack(self._norms_now()), torch.stack(self._norms)
             as_it_was = now == then
@@ -81,3 +82,8 @@ class ClipAfterExchangeWarning:
     def after_step(self) -> None:
         """Called behind the optimizer's step: what a closure's pass left is used, and may be cleared in any way."""
         self._seen, self._norms = [], []
+
+
+def _may_be_written(grad: Tensor, version: int) -> bool:
+    """A DTensor's counter does not tell of what is done to several at once."""
+    return local_of(grad) is not grad or version_of(grad) != version

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.checkpoint.dcp import read_states
+from thinwire.checkpoint.format import part_key
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.hierarchy import machine_groups
@@ -41,12 +42,13 @@ from thinwire.reducer.setup import (
     Optimizers,
     agreed_method,
     check_seen,
+    check_sharded,
     description_of,
     group_of,
     method_of,
     view_of,
 )
-from thinwire.reducer.states import agreed_state, state_of, state_of_all
+from thinwire.reducer.states import agreed_state, state_of, state_of_all, terms_of
 from thinwire.reducer.summary import stats_of
 from thinwire.reducer.unused_exchanges import take_back, taken_back
 from thinwire.stats import Stats
@@ -93,15 +95,18 @@ class Reducer:
     ) -> None:
         terms = terms or EdgeTerms()
         self.parameters: dict[str, Tensor] = dict(named_tensors)
+        self.shards = terms.shards
+        wholes = self.shards.wholes(self.parameters)
         parent, ranks, make_nets = group_of(group, self.parameters)
         error, machines, view, chosen = terms.error, None, None, None
         try:
             if error is None:
-                view = view_of(self.parameters, optimizer)
+                view = view_of(wholes, optimizer)
                 chosen = method_of(method, self.parameters, view, steps_per_epoch)
                 machines = machine_groups(hierarchy, ranks)
                 check_skipping(on_nonfinite, scaler)
                 check_watched(chosen, guard, check_replicas_every, guard_every)
+                check_sharded(chosen, guard, self.shards)
                 check_seen(parent, machines, optimizer, check_replicas_every)
         except (ValueError, RuntimeError) as problem:
             error = str(problem)
@@ -115,7 +120,8 @@ class Reducer:
                 "guard_every": str(guard_every),
                 "check_replicas_every": str(check_replicas_every),
             }
-            description = description_of(chosen, machines, self.parameters, view, {**options, **terms.description})
+            description = description_of(chosen, machines, wholes, view, {**options, **terms.description})
+            error = self.shards.spread(description, error)
             agree_to_attach(parent, description, error)
         elif error is not None:
             raise ValueError(error)
@@ -127,7 +133,7 @@ class Reducer:
         health = Guard(guard, guard_every) if guard is not None else None
         replicas = self.parameters  # a function that knew the reducer would keep it alive
         self.monitors = Monitors(self.nets, health, check_replicas_every, lambda: replicas)
-        self.running = RunningMethod(chosen, self.parameters, self.nets, view.sgd)
+        self.running = self.run_of(chosen)
         self.worker = Worker(self.nets.compute_device, self.nets.report)
         self.shared_step = SharedStep()
         # Called after every step of an optimizer that counts, with whether it begins a step of all of them.
@@ -158,8 +164,16 @@ class Reducer:
 
     # ---------------------------------------------------------------------------------------------------- one step
 
-    def reduce(self, gradients: Mapping[str, Tensor]) -> None:
-        """Replace every gradient by the group's mean, in place; one step. All ranks give the same names."""
+    def run_of(self, method: Method) -> RunningMethod:
+        """A method at work on these parameters, which keeps nothing yet."""
+        wholes = self.shards.wholes(self.parameters)
+        return RunningMethod(method, self.parameters, self.nets, self.view.sgd, wholes)
+
+    def reduce(self, gradients: Mapping[str, Tensor], entering: Entering | None = None) -> None:
+        """Replace every gradient by the group's mean, in place; one step. All ranks give the same names.
+
+        ``entering`` is for edges, and tells what of the gradients is new.
+        """
         self._wait()
         self._refuse_inside()
         self.nets.step = self.progress.step
@@ -172,11 +186,13 @@ class Reducer:
         self.progress.passes += 1
 
         def work() -> None:
-            if self.skipper is not None and not self.skipper.passes(list(parts.values()), self.nets.own):
+            if self.skipper is not None and not self.skipper.passes(
+                list(parts.values()), *self.shards.nets(self.nets.own)
+            ):
                 self.progress.step -= 1  # the step did not happen: schedules and random numbers stay where they were
                 return
             for group in self._groups(tuple(sorted(ordinals))):
-                self.exchange({place: parts[place] for place in group}, hypers, step, scale)
+                self.exchange({place: parts[place] for place in group}, hypers, step, scale, entering=entering)
             self.monitors.step_exchanged(step, self.running)
             if self.progress.passes % SAMPLE_EVERY == 0 and self.monitors.compares_ranks(self.running):
                 self.monitors.compare_ranks(numbers_to_compare(self))
@@ -283,9 +299,12 @@ class Reducer:
         if not begins:
             return
         equal = interval is None or averages  # replicas that drift are equal after an averaging
+        look = partial(self.monitors.after_optimizer_step, progress.passes, progress.optimizer_steps, equal)
         if self.monitors.checks_replicas(progress.passes, equal):
             self.worker.wait()
-        self.monitors.after_optimizer_step(progress.passes, progress.optimizer_steps, equal)
+            self.shards.together(look)
+        else:
+            look()
         self._tell(progress.optimizer_steps)
 
     def _tell(self, step: int) -> None:
@@ -310,7 +329,8 @@ class Reducer:
 
         All ranks call it alike: they measure the gradient's norm together.
         """
-        self.monitors.log = StepLog(steps, self.snapshot(False), tell if self.nets.own.rank == 0 else None)
+        speaks = self.nets.own.rank == 0 and self.shards.place == 0
+        self.monitors.log = StepLog(steps, self.snapshot(False), tell if speaks else None)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -346,12 +366,12 @@ class Reducer:
         """
         self._wait()
         own, epoch = self.nets.own, self._steps_per_epoch
-        chosen = agreed_method(method, self.parameters, self.view, self.monitors, own, epoch)
+        chosen = agreed_method(method, self.parameters, self.view, self.monitors, own, epoch, self.shards)
         take_back(self)
         hand_over, old = self._hand_over, self.running
         if self.method.replicas_drift:
             hand_over.make_equal()
-        new = RunningMethod(chosen, self.parameters, self.nets, self.view.sgd)
+        new = self.run_of(chosen)
         velocity, rest = hand_over.take(old, new.with_momentum)
         self._uninstall()
         self.drifted = False
@@ -465,8 +485,10 @@ class Reducer:
         ``dcp.load`` itself is enough where the group is the one that saved. Every rank reads its own part, or all parts
         where the group is another one. A collective call, as ``load_state_dict``.
         """
-        group = {"world_size": self.nets.own.size, "hierarchy": self.nets.groups}
-        self._take(lambda: read_states(checkpoint_id, key, self.nets.own.rank, group))
+        own = terms_of(self)
+        group = {name: own[name] for name in ("world_size", "shards", "hierarchy")}
+        part = part_key(own["rank"], own["shard"], own["shards"])
+        self._take(lambda: read_states(checkpoint_id, key, part, group))
 
     def _take(self, read: Callable[[], Any]) -> None:
         self._wait()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
 from thinwire.engine.owners import optimizers_of
+from thinwire.engine.shards import WHOLE, Shards
 from thinwire.methods import Method, parse_method
 from thinwire.methods.epochs import check_steps_per_epoch
 from thinwire.methods.registry import for_other_optimizers
@@ -28,10 +29,12 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]  # also in 
 
 @dataclass(frozen=True)
 class EdgeTerms:
-    """What an edge adds to what all ranks must agree on before anything is changed, or the error that it found."""
+    """What an edge adds to what all ranks must agree on before anything is changed, or the error that it found; and
+    which shard of the model the tensors are."""
 
     description: Mapping[str, object] = field(default_factory=dict)
     error: str | None = None
+    shards: Shards = WHOLE
 
 
 def group_of(group: Any, parameters: Mapping[str, Tensor]) -> tuple[TorchNet | None, int, Callable[[Any], Nets]]:
@@ -134,6 +137,7 @@ def agreed_method(
     monitors: Monitors,
     net: Net,
     steps_per_epoch: int | None,
+    shards: Shards,
 ) -> Method:
     """The method that all ranks switch to; the same ValueError on all of them where one cannot."""
     error, chosen = None, None
@@ -141,12 +145,30 @@ def agreed_method(
         chosen = method_of(method, parameters, view, steps_per_epoch)
         guard = monitors.guard
         check_watched(chosen, guard.mode if guard is not None else None, monitors.check_every)
+        check_sharded(chosen, guard.mode if guard is not None else None, shards)
     except ValueError as problem:
         error = str(problem)
+    mine: dict[str, object] = {"method": repr(chosen)}
+    error = shards.spread(mine, error)
     with overhead(net):
-        check_agreement(net, {"method": repr(chosen)}, error)
+        check_agreement(net, mine, error)
     assert chosen is not None
     return chosen
+
+
+def check_sharded(method: Method, guard: str | None, shards: Shards) -> None:
+    """Raise where something is of a whole gradient, and a rank has a part of it."""
+    if shards.of == 1:
+        return
+    if any(getattr(one, "clip_norm", None) is not None for one in method.members):
+        raise ValueError(
+            f"{method}: clip_norm is the norm of a whole gradient, and every rank has a shard of it; leave it out"
+        )
+    if guard == "densify":
+        raise ValueError(
+            'guard="densify" could raise the density of one shard and not of another, as it measures each alone; use '
+            'guard="warn"'
+        )
 
 
 def check_seen(parent: Any, machines: Any, optimizer: Any, check_replicas_every: int | None) -> None:

@@ -37,7 +37,7 @@ class Loaded:
 def state_of(reducer: Reducer) -> dict[str, Any]:
     """This rank's state, as it is saved."""
     plain = {
-        **_terms(reducer),
+        **terms_of(reducer),
         "step": reducer.progress.step,
         "optimizer_steps": reducer.progress.optimizer_steps,
         "density_factor": reducer.running.density_factor,
@@ -50,22 +50,27 @@ def state_of(reducer: Reducer) -> dict[str, Any]:
 def state_of_all(reducer: Reducer) -> dict[str, Any]:
     """All ranks' states in one on rank 0, {} on the others; collective."""
     state, error = _tried(lambda: state_of(reducer))
+    error = reducer.shards.spread({}, error)
     with overhead(reducer.nets.own):
-        return gather_parts(state, reducer.nets.own, error)
+        state = gather_parts(state, reducer.nets.own, error)
+    if reducer.shards.net is not None and reducer.nets.own.rank == 0:
+        return gather_parts(state, reducer.shards.net, None)
+    return state
 
 
 def agreed_state(reducer: Reducer, read: Callable[[], Any]) -> Loaded:
     """Prepare what ``read`` gives on this rank; collective. Where a rank's state does not fit, or the replicas differ,
     all ranks raise and nothing has changed."""
-    loaded, error = _tried(lambda: _prepared(reducer, state_for(read(), _terms(reducer), _shape(reducer))))
+    loaded, error = _tried(lambda: _prepared(reducer, state_for(read(), terms_of(reducer), _shape(reducer))))
     counters = ("step", "optimizer_steps", "density_factor")
     mine: dict[str, object] = {} if loaded is None else {name: getattr(loaded, name) for name in counters}
     net = reducer.nets.own
+    error = reducer.shards.spread(mine, error)
     with overhead(net):
         check_agreement(net, mine, error)
         replicas = reducer.monitors.replicas()
         if replicas is not None and not reducer.method.replicas_drift:
-            check_replicas(replicas, net, "where a state is loaded", LOAD_THE_SAME)
+            reducer.shards.together(lambda: check_replicas(replicas, net, "where a state is loaded", LOAD_THE_SAME))
     assert loaded is not None
     return loaded
 
@@ -81,7 +86,7 @@ def _tried(work: Callable[[], Result]) -> tuple[Result | None, str | None]:
 
 
 def _prepared(reducer: Reducer, state: dict[str, Any]) -> Loaded:
-    running = RunningMethod(reducer.method, reducer.parameters, reducer.nets, reducer.view.sgd)
+    running = reducer.run_of(reducer.method)
     running.aggregator.load_state_dict(state["aggregator"])
     running.density_factor = state["density_factor"]
     device = reducer.nets.compute_device
@@ -89,20 +94,24 @@ def _prepared(reducer: Reducer, state: dict[str, Any]) -> Loaded:
     return Loaded(state["step"], state["optimizer_steps"], state["density_factor"], pending, running)
 
 
-def _terms(reducer: Reducer) -> dict[str, Any]:
+def terms_of(reducer: Reducer) -> dict[str, Any]:
     """What a state must have in common with the one that is loaded."""
-    forms = ((name, tuple(p.shape), memory_order(p)) for name, p in reducer.parameters.items())
+    wholes = reducer.shards.wholes(reducer.parameters)
+    forms = ((name, tuple(p.shape), memory_order(p)) for name, p in wholes.items())
     own = reducer.nets.own
     return {
         "format": STATE_FORMAT,
         "method": reducer.method.in_full,
         "parameters": tuple(forms),
         "world_size": own.size,
+        "shards": reducer.shards.of,
         "rank": own.rank,
+        "shard": reducer.shards.place,
         "hierarchy": reducer.nets.groups,
     }
 
 
 def _shape(reducer: Reducer) -> StateShape:
-    shapes = {name: p.shape for name, p in reducer.parameters.items()}
-    return StateShape.of(reducer.running, shapes, reducer.nets.compute_device)
+    shapes = {name: p.shape for name, p in reducer.shards.wholes(reducer.parameters).items()}
+    numels = {name: p.numel() for name, p in reducer.parameters.items()}
+    return StateShape.of(reducer.running, shapes, numels, reducer.nets.compute_device)

@@ -16,17 +16,16 @@ from thinwire.checkpoint.dcp import read_states
 from thinwire.checkpoint.format import part_key
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.fixed_groups import fixed_groups
-from thinwire.engine.hierarchy import machine_groups
 from thinwire.engine.layout import flat_like, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.optimizer import NoOptimizer
 from thinwire.engine.owners import SharedStep
-from thinwire.engine.step_skipper import Scaler, StepSkipper, check_skipping, in_use, left_out
+from thinwire.engine.step_skipper import Scaler, StepSkipper, in_use, left_out
 from thinwire.engine.worker import Worker
 from thinwire.errors import TRAINED_INSIDE, UNCOPIED, DetachedError
 from thinwire.methods import Method
 from thinwire.methods.running_method import RunningMethod
-from thinwire.monitor.health import Guard, check_watched
+from thinwire.monitor.health import Guard
 from thinwire.monitor.monitors import Monitors
 from thinwire.monitor.scaler_check import ScalerCheck
 from thinwire.monitor.step_log import StepLog
@@ -36,24 +35,12 @@ from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
 from thinwire.reducer.observing import numbers_to_compare
 from thinwire.reducer.progress import Progress
-from thinwire.reducer.setup import (
-    EdgeTerms,
-    HierarchySpec,
-    Optimizers,
-    agreed_method,
-    check_seen,
-    check_sharded,
-    description_of,
-    group_of,
-    method_of,
-    view_of,
-)
+from thinwire.reducer.setup import EdgeTerms, HierarchySpec, Optimizers, Watching, agree, agreed_method
 from thinwire.reducer.states import agreed_state, state_of, state_of_all, terms_of
 from thinwire.reducer.summary import stats_of
 from thinwire.reducer.unused_exchanges import take_back, taken_back
 from thinwire.stats import Stats
 from thinwire.transport import Net, overhead
-from thinwire.transport.attach_roll_call import agree_to_attach
 
 
 class Reducer:
@@ -95,45 +82,17 @@ class Reducer:
     ) -> None:
         terms = terms or EdgeTerms()
         self.parameters: dict[str, Tensor] = dict(named_tensors)
-        self.shards = terms.shards
-        wholes = self.shards.wholes(self.parameters)
-        parent, ranks, make_nets = group_of(group, self.parameters)
-        error, machines, view, chosen = terms.error, None, None, None
-        try:
-            if error is None:
-                view = view_of(wholes, optimizer)
-                chosen = method_of(method, self.parameters, view, steps_per_epoch)
-                machines = machine_groups(hierarchy, ranks)
-                check_skipping(on_nonfinite, scaler)
-                check_watched(chosen, guard, check_replicas_every, guard_every)
-                check_sharded(chosen, guard, self.shards)
-                check_seen(parent, machines, optimizer, check_replicas_every)
-        except (ValueError, RuntimeError) as problem:
-            error = str(problem)
+        self.shards, self._steps_per_epoch = terms.shards, steps_per_epoch
         scaler = in_use(scaler)
-        skips = scaler is not None or on_nonfinite == "skip"
-        if parent is not None:
-            options = {
-                "on_nonfinite": on_nonfinite,
-                "gated": str(skips),
-                "guard": str(guard),
-                "guard_every": str(guard_every),
-                "check_replicas_every": str(check_replicas_every),
-            }
-            description = description_of(chosen, machines, wholes, view, {**options, **terms.description})
-            error = self.shards.spread(description, error)
-            agree_to_attach(parent, description, error)
-        elif error is not None:
-            raise ValueError(error)
-        assert chosen is not None and view is not None
-        self.view, self.method, self._steps_per_epoch = view, chosen, steps_per_epoch
-        self.nets = make_nets(machines)
+        watching = Watching(on_nonfinite, scaler, guard, guard_every, check_replicas_every)
+        agreed = agree(self.parameters, method, group, optimizer, hierarchy, watching, steps_per_epoch, terms)
+        self.view, self.method, self.nets = agreed.view, agreed.method, agreed.nets
         self.progress = Progress()
-        self.skipper = StepSkipper(scaler) if skips else None
+        self.skipper = StepSkipper(scaler) if watching.skips else None
         health = Guard(guard, guard_every) if guard is not None else None
         replicas = self.parameters  # a function that knew the reducer would keep it alive
         self.monitors = Monitors(self.nets, health, check_replicas_every, lambda: replicas)
-        self.running = self.run_of(chosen)
+        self.running = self.run_of(self.method)
         self.worker = Worker(self.nets.compute_device, self.nets.report)
         self.shared_step = SharedStep()
         # Called after every step of an optimizer that counts, with whether it begins a step of all of them.
@@ -142,12 +101,12 @@ class Reducer:
         self.restarted: Callable[[], None] = lambda: None  # called when another method or another state is there
         self.drifted = False  # the ranks' parameters differ, and this is not inside averaged()
         self.shows_mean = False  # this is inside averaged(), and the ranks' own parameters come back behind it
-        self._hand_over = HandOver(self.parameters, view, self.nets)
+        self._hand_over = HandOver(self.parameters, self.view, self.nets)
         self.pending: dict[str, Tensor] = {}  # gradients that enter the next exchange
         self._attached = True
         self._handles: list[Any] = []
         self._install()
-        self.running.keep("velocity", view.give_velocity(self.running.with_momentum))
+        self.running.keep("velocity", self.view.give_velocity(self.running.with_momentum))
 
     def __repr__(self) -> str:
         state = "" if self._attached else ", detached"

@@ -1,4 +1,4 @@
-"""What a reducer is made from, checked: its group, its tensors, its optimizer, its method."""
+"""What a reducer is made from, checked and agreed on: its group, its tensors, its optimizer, its method."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.engine.hierarchy import machine_groups
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
 from thinwire.engine.owners import optimizers_of
 from thinwire.engine.shards import WHOLE, Shards
+from thinwire.engine.step_skipper import Scaler, check_skipping
 from thinwire.methods import Method, parse_method
 from thinwire.methods.epochs import check_steps_per_epoch
 from thinwire.methods.registry import for_other_optimizers
 from thinwire.monitor.health import check_watched
 from thinwire.monitor.monitors import Monitors
 from thinwire.transport import Net, TorchNet, overhead
+from thinwire.transport.attach_roll_call import agree_to_attach
 from thinwire.transport.groups import check_agreement
 from thinwire.transport.reducer_nets import GroupNets, Nets
 
@@ -35,6 +38,76 @@ class EdgeTerms:
     description: Mapping[str, object] = field(default_factory=dict)
     error: str | None = None
     shards: Shards = WHOLE
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Options about what may go wrong in a step, as a user gives them."""
+
+    on_nonfinite: str
+    scaler: Scaler | None
+    guard: str | None
+    guard_every: int
+    check_replicas_every: int | None
+
+    @property
+    def skips(self) -> bool:
+        return self.scaler is not None or self.on_nonfinite == "skip"
+
+    def description(self) -> dict[str, object]:
+        return {
+            "on_nonfinite": self.on_nonfinite,
+            "gated": str(self.skips),
+            "guard": str(self.guard),
+            "guard_every": str(self.guard_every),
+            "check_replicas_every": str(self.check_replicas_every),
+        }
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks agreed on, ready to be assembled."""
+
+    view: OptimizerView | NoOptimizer
+    method: Method
+    nets: Nets
+
+
+def agree(
+    parameters: dict[str, Tensor],
+    method: Method | str,
+    group: Any,
+    optimizer: Optimizers | None,
+    hierarchy: HierarchySpec,
+    watching: Watching,
+    steps_per_epoch: int | None,
+    terms: EdgeTerms,
+) -> Agreed:
+    """Check what a reducer is made from, and that all ranks make the same one; a ValueError on all of them, and nothing
+    is changed."""
+    wholes = terms.shards.wholes(parameters)
+    parent, ranks, make_nets = group_of(group, parameters)
+    error, machines, view, chosen = terms.error, None, None, None
+    try:
+        if error is None:
+            view = view_of(wholes, optimizer)
+            chosen = method_of(method, parameters, view, steps_per_epoch)
+            machines = machine_groups(hierarchy, ranks)
+            check_skipping(watching.on_nonfinite, watching.scaler)
+            check_watched(chosen, watching.guard, watching.check_replicas_every, watching.guard_every)
+            check_sharded(chosen, watching.guard, terms.shards)
+            check_seen(parent, machines, optimizer, watching.check_replicas_every)
+    except (ValueError, RuntimeError) as problem:
+        error = str(problem)
+    if parent is not None:
+        options = {**watching.description(), **terms.description}
+        description = description_of(chosen, machines, wholes, view, options)
+        error = terms.shards.spread(description, error)
+        agree_to_attach(parent, description, error)
+    elif error is not None:
+        raise ValueError(error)
+    assert chosen is not None and view is not None
+    return Agreed(view, chosen, make_nets(machines))
 
 
 def group_of(group: Any, parameters: Mapping[str, Tensor]) -> tuple[TorchNet | None, int, Callable[[Any], Nets]]:

@@ -55,6 +55,17 @@ TOLD = {
     ),
     "were not cleared": Loop(options=MOMENTUM, steps=(Step(), Step(zero="not"), Step())),
     "gradients are changed": Loop(options=MOMENTUM, steps=(Step(norm="clip"),) * 5),
+    # behind steps with a method that does not mind
+    "gradients are changed ": Loop(
+        seed=215,
+        options=MOMENTUM,
+        steps=(
+            *(Step(norm="clip", before=(("switch", 1),)),),
+            *(Step(norm="clip"),) * 3,
+            Step(norm="clip", before=(("switch", 0),)),
+            Step(norm="clip"),
+        ),
+    ),
     "was cleared after its exchange": Loop(
         options=MOMENTUM, steps=(*(Step(),) * 4, Step(passes=(Pass(dropped=True), Pass())), Step())
     ),

@@ -91,3 +91,29 @@ def in_closures(group: dist.ProcessGroup, method: str) -> list[str]:
 def test_clearing_behind_a_step_with_a_closure_is_not_taken_for_clipping(cluster: Cluster) -> None:
     for method in ("dgc:density=0.1", "blocksign"):
         assert cluster.run(in_closures, 2, method) == [[], []]
+
+
+def switched(group: dist.ProcessGroup, methods: list[str], clips: bool) -> list[str]:
+    """Five steps with each method."""
+    model = DistributedDataParallel(nn.Linear(30, 40), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    wire = thinwire.attach(model, optimizer, methods[0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(5 * len(methods)):
+            if step and step % 5 == 0:
+                wire.switch(methods[step // 5])
+            optimizer.zero_grad()
+            model(torch.randn(6, 30)).square().mean().backward()
+            if clips:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-4)
+            optimizer.step()
+    wire.detach()
+    return [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
+
+
+def test_clipping_is_warned_of_once_a_switch_makes_it_matter(cluster: Cluster) -> None:
+    """As with method="auto", which begins dense."""
+    first, second = cluster.run(switched, 2, ["dense", "dgc:density=0.1", "gtopk:density=0.1"], True)
+    assert len(first) == 1 and "dgc:clip_norm" in first[0] and not second
+    assert cluster.run(switched, 2, ["dense", "dgc:density=0.1"], False) == [[], []]

@@ -74,6 +74,8 @@ class DdpEdge:
     def renew(self) -> None:
         """Another method goes on."""
         self._open.another_method(self._taken)
+        if self._clip_warning is not None:
+            self._clip_warning.restart()
         self._uninstall()
         self._install()
 

@@ -45,6 +45,11 @@ class ClipAfterExchangeWarning:
         """Whether it has looked at enough steps."""
         return self._steps >= self._last
 
+    def restart(self) -> None:
+        """Another method goes on: look at its first steps, unless it has been said."""
+        if self._last:
+            self._steps, self._last = 0, STEPS
+
     def after_backward(self) -> None:
         """Called inside the backward pass, by its last bucket: DDP writes the gradients behind everything, in a
         callback of the engine that is queued after this one's and before the one that this one queues."""

@@ -10,7 +10,7 @@ from cluster import Cluster
 from loop_programs import LOSSY, Loop, Pass, Step, draw_loop, families_of, text_of
 from loops import jobs_of, run_jobs
 
-LOOPS, PARTS = 200, 4  # with plain DDP and four methods each, which take turns
+LOOPS, PARTS = 200, 4  # with plain DDP and three methods each, which take turns
 MOMENTUM = (("lr", 0.1), ("momentum", 0.9))
 LOOKING = (("find_unused_parameters", True),)
 
@@ -55,6 +55,17 @@ TOLD = {
     ),
     "were not cleared": Loop(options=MOMENTUM, steps=(Step(), Step(zero="not"), Step())),
     "gradients are changed": Loop(options=MOMENTUM, steps=(Step(norm="clip"),) * 5),
+    # behind steps with a method that does not mind
+    "gradients are changed ": Loop(
+        seed=215,
+        options=MOMENTUM,
+        steps=(
+            *(Step(norm="clip", before=(("switch", 1),)),),
+            *(Step(norm="clip"),) * 3,
+            Step(norm="clip", before=(("switch", 0),)),
+            Step(norm="clip"),
+        ),
+    ),
     "was cleared after its exchange": Loop(
         options=MOMENTUM, steps=(*(Step(),) * 4, Step(passes=(Pass(dropped=True), Pass())), Step())
     ),
@@ -68,7 +79,8 @@ TOLD = {
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_loops_are_plain_ddps_or_say_why_not(cluster: Cluster, part: int) -> None:
     loops = [draw_loop(seed) for seed in range(part * LOOPS // PARTS, (part + 1) * LOOPS // PARTS)]
-    rows = run_jobs(cluster, jobs_of(loops, every=False))
+    some = lambda one, other, third, lossy: [one, other, lossy if third in ("gtopk", "perlayer") else third]  # noqa: E731
+    rows = run_jobs(cluster, [(loop, some(*families)) for loop, families in jobs_of(loops, every=False)])
     found = [f"{row.verdict.why}, with {row.family}\n{text_of(row.loop, row.family)}" for row in rows if row.differs]
     assert not found, f"{len(found)} differ; make one small with python tests/contract/loops/loops.py\n{found[0]}"
     assert sum(row.verdict.kind == "equal" for row in rows) > 0.8 * len(rows), "most of them are compared"

@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.advisor.auto import Auto
 from thinwire.advisor.default_method import SENTENCE, default_for
 from thinwire.edges.bucket_fusion import choice as fusion_choice
-from thinwire.edges.ddp import THAWED, has_foreign_hook, is_attached
 from thinwire.edges.ddp_edge import DdpEdge
-from thinwire.edges.fsdp import check_no_mesh, is_fully_sharded
+from thinwire.edges.ddp_hook import THAWED, has_foreign_hook, is_attached
+from thinwire.edges.fsdp_checks import check_no_mesh, is_fully_sharded
 from thinwire.edges.fsdp_edge import attach_shards
+from thinwire.edges.no_process_group import WireAlone, is_alone
 from thinwire.edges.wire import Wire
-from thinwire.edges.wire_alone import WireAlone, is_alone
 from thinwire.engine.hierarchy import sends_nothing
 from thinwire.engine.step_skipper import Scaler
 from thinwire.methods import Dense, Method

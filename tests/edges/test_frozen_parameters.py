@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workers import LR, Dot, Run, Training, close, pulls
 
 import thinwire
-from thinwire.edges.ddp import exchanged_by_ddp
+from thinwire.edges.ddp_hook import exchanged_by_ddp
 
 
 def frozen(group: dist.ProcessGroup) -> None:

@@ -17,7 +17,7 @@ from two_types import TwoTypes
 from workers import close, digest, flat, noise
 
 import thinwire
-from thinwire.edges.ddp import Router
+from thinwire.edges.ddp_hook import Router
 
 STATIC = {"static_graph": True}
 STEPS = 5

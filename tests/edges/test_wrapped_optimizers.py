@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from thinwire.engine.owners import seen_through
+from thinwire.engine.several_optimizers import seen_through
 from thinwire.torch_private import uncompiled
 
 TESTS = Path(__file__).parents[1]

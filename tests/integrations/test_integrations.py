@@ -79,7 +79,7 @@ class Wire:
 
 def test_a_trainers_clipping_goes_to_methods_that_can_clip(caplog: pytest.LogCaptureFixture) -> None:
     import thinwire
-    from thinwire.integrations.clipping import takes_clipping
+    from thinwire.integrations.trainer_clipping import takes_clipping
 
     with caplog.at_level(logging.INFO, "thinwire"):
         wire = Wire(thinwire.DGC())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 import workers
 
+from thinwire.engine.bfloat16_rounding import round_by_chance
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.layout import Layout
-from thinwire.engine.named_state import RESIDUAL, NamedState, round_by_chance
+from thinwire.engine.named_state import RESIDUAL, NamedState
 
 
 def test_round_by_chance_goes_to_a_neighbour_and_its_mean_is_the_number_itself() -> None:

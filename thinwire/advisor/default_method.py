@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from thinwire.advisor.cost.plans import bucket_layouts, plan_exchange
 from thinwire.engine.hierarchy import machine_groups
-from thinwire.engine.owners import optimizers_of
+from thinwire.engine.several_optimizers import optimizers_of
 from thinwire.methods import parse_method
 from thinwire.methods.base import Rows
 from thinwire.methods.epochs import check_steps_per_epoch

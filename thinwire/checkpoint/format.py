@@ -24,8 +24,8 @@ from torch import Tensor
 
 from thinwire.checkpoint.contents import check_contents, plain_part, rows_of, seal_of
 from thinwire.checkpoint.memory_order import in_order_of
-from thinwire.checkpoint.recut import cut, joined
-from thinwire.checkpoint.reshard import check_complete, reshard, without_servers
+from thinwire.checkpoint.other_mesh import cut, joined
+from thinwire.checkpoint.other_world_size import check_complete, reshard, without_servers
 from thinwire.engine.named_state import KeptVector, StateKind
 from thinwire.methods.running_method import RunningMethod
 from thinwire.methods.spec import split_items

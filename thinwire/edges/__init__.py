@@ -1,1 +1,1 @@
-"""Where gradients come from: DistributedDataParallel, the optimizer, loss scaling."""
+"""Where gradients come from: DistributedDataParallel, fully_shard, several backward passes in one step."""

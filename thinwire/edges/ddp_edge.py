@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.edges.bucket_fusion import BucketFusion, FusedBuckets, Meter, choice
 from thinwire.edges.bucket_plan import EachBucket, WholeStep
 from thinwire.edges.bypass_warning import BypassWarning
-from thinwire.edges.ddp import Router, router_of
+from thinwire.edges.ddp_hook import Router, router_of
 from thinwire.edges.drift_warning import DriftWarning
 from thinwire.edges.fixed_buckets import FixedBuckets
 from thinwire.edges.forward_checks import ForwardChecks

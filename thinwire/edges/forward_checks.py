@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.edges.ddp import THAWED
+from thinwire.edges.ddp_hook import THAWED
 from thinwire.methods import Method
 from thinwire.torch_private import divides_by_all_ranks, ignored_by_ddp
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire.edges.drift_warning import DriftWarning
-from thinwire.edges.fsdp import (
+from thinwire.edges.fsdp_checks import (
     check_mesh,
     check_shards,
     gate_of,

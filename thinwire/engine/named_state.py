@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.bfloat16_rounding import round_by_chance
 from thinwire.engine.context import ExchangeContext
 from thinwire.engine.layout import Layout
-from thinwire.kernels import stream_key, uniform
+from thinwire.kernels import stream_key
 
 
 @dataclass(frozen=True)
@@ -162,15 +163,3 @@ class NamedState:
 
 
 _LOADING = 0xFFFFFFFE  # the "rank" whose random stream rounds what is loaded: the same on all ranks
-
-
-def round_by_chance(x: Tensor, key: int) -> Tensor:  # (n,) float32 -> (n,) bfloat16
-    """Round to one of the two neighbours in bfloat16, the nearer one the likelier: the mean is x itself.
-
-    The lower 16 bits of a float32 are what bfloat16 has not; 16 random bits added to them carry into the upper half
-    with just the right probability. The random bits come from a counter, so the same inputs give the same bits.
-    """
-    dice = (uniform(key, x.numel(), x.device) * 65536.0).to(torch.int32)
-    bits = x.contiguous().view(torch.int32)
-    rounded = ((bits + dice) & -65536).view(torch.float32)
-    return torch.where(rounded.isfinite(), rounded, x).to(torch.bfloat16)

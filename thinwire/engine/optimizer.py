@@ -16,7 +16,7 @@ from torch.optim import SGD, Optimizer
 from thinwire.engine.context import Hyper
 from thinwire.engine.layout import flat_like, shaped_like
 from thinwire.engine.momentum_switched_off import SwitchedOff
-from thinwire.engine.owners import owners_of
+from thinwire.engine.several_optimizers import owners_of
 from thinwire.engine.shards import local_of, sharded_like
 
 RATE_ONE, NOT_TRAINED = Hyper(lr=1.0), Hyper()

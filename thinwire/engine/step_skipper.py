@@ -1,8 +1,8 @@
 """Passing over a whole step when a gradient is not finite: for loss scaling, and for whoever prefers that to an error.
 
-A step can only be passed over as a whole, so a gated wire exchanges everything after the last bucket. All ranks first
-agree, with one byte, whether any gradient of any rank holds an inf, a nan or a number so large that sums of such
-numbers overflow. If so no memory is touched on any rank.
+A step can only be passed over as a whole, so a reducer that may skip exchanges everything after the last bucket. All
+ranks first agree, with one byte, whether any gradient of any rank holds an inf, a nan or a number so large that sums of
+such numbers overflow. If so no memory is touched on any rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thinwire.transport import Net
 
 
 class Scaler(Protocol):
-    """What a gate needs of torch.amp.GradScaler."""
+    """What it needs of torch.amp.GradScaler."""
 
     def get_scale(self) -> float: ...
 

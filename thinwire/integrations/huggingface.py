@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from thinwire.attach import attach
 from thinwire.edges.wire import Wire
-from thinwire.integrations.clipping import takes_clipping
+from thinwire.integrations.trainer_clipping import takes_clipping
 from thinwire.methods import Method
 from thinwire.torch_private import uncompiled
 

@@ -16,7 +16,7 @@ except ImportError:
 
 from thinwire.attach import attach
 from thinwire.edges.wire import Wire
-from thinwire.integrations.clipping import takes_clipping
+from thinwire.integrations.trainer_clipping import takes_clipping
 from thinwire.methods import Method
 
 KEY = "thinwire"  # in a checkpoint

@@ -1,4 +1,4 @@
-"""Which backend does an operation: one table of (operation, backend) -> function.
+"""Which backend does an operation; the table of operations is thinwire/kernels/__init__.py.
 
 Three backends: ``reference`` is plain torch, runs on every device and is the specification; ``native`` is a small C++
 library for tensors on the host; ``triton`` is for CUDA tensors. What a backend lacks the reference does.

@@ -2,7 +2,7 @@
 
 from thinwire.memory.clipping import LocalClipping
 from thinwire.memory.error_feedback import ErrorFeedback
-from thinwire.memory.learning_rates import RateRatio
+from thinwire.memory.lr_rescaling import RateRatio
 from thinwire.memory.momentum import MomentumCorrection, Velocity
 from thinwire.memory.none import NoMemory
 from thinwire.memory.rescaled import RescaledError

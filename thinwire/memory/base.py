@@ -14,7 +14,7 @@ from thinwire.engine.named_state import NamedState, StateKind
 from thinwire.engine.payloads import Accepted
 from thinwire.engine.topk_hint import Candidates, TopKHint
 from thinwire.kernels import accumulate
-from thinwire.memory.learning_rates import RateRatio
+from thinwire.memory.lr_rescaling import RateRatio
 
 
 class StatefulMemory:

@@ -12,7 +12,7 @@ from thinwire.engine.payloads import Accepted
 from thinwire.engine.topk_hint import Candidates, TopKHint
 from thinwire.kernels import error_step
 from thinwire.memory.base import StatefulMemory, undo_decay
-from thinwire.memory.learning_rates import RateRatio
+from thinwire.memory.lr_rescaling import RateRatio
 
 
 class RescaledError(StatefulMemory):

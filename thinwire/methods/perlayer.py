@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 
 from thinwire.engine.layout import Layout
-from thinwire.engine.mixture import Mixture
 from thinwire.engine.protocols import Aggregator
+from thinwire.engine.several_aggregators import Mixture
 from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method, Rows, some_names
 from thinwire.methods.dgc import DGC

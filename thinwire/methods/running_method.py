@@ -12,8 +12,8 @@ from thinwire.engine.aggregators import Exchange, NoopMean
 from thinwire.engine.context import ExchangeContext, Hyper
 from thinwire.engine.hierarchy import Hierarchy, sends_nothing
 from thinwire.engine.layout import Layout, memory_flat
-from thinwire.engine.mixture import Mixture
 from thinwire.engine.protocols import Aggregator
+from thinwire.engine.several_aggregators import Mixture
 from thinwire.methods.base import Method
 from thinwire.transport.reducer_nets import Nets
 

@@ -19,7 +19,7 @@ from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.layout import flat_like, shaped_like
 from thinwire.engine.local_gradients import average_parameters, averaged
 from thinwire.engine.optimizer import NoOptimizer
-from thinwire.engine.owners import SharedStep
+from thinwire.engine.several_optimizers import SharedStep
 from thinwire.engine.step_skipper import Scaler, StepSkipper, in_use, left_out
 from thinwire.engine.worker import Worker
 from thinwire.errors import TRAINED_INSIDE, UNCOPIED, DetachedError
@@ -31,7 +31,7 @@ from thinwire.monitor.scaler_check import ScalerCheck
 from thinwire.monitor.step_log import StepLog
 from thinwire.monitor.stragglers import SAMPLE_EVERY
 from thinwire.reducer.entering_gradients import Entering
-from thinwire.reducer.hand_over import HandOver
+from thinwire.reducer.method_change import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
 from thinwire.reducer.observing import numbers_to_compare
 from thinwire.reducer.progress import Progress

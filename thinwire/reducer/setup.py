@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinwire.engine.hierarchy import machine_groups
 from thinwire.engine.optimizer import NoOptimizer, OptimizerView
-from thinwire.engine.owners import optimizers_of
+from thinwire.engine.several_optimizers import optimizers_of
 from thinwire.engine.shards import WHOLE, Shards
 from thinwire.engine.step_skipper import Scaler, check_skipping
 from thinwire.methods import Method, parse_method

@@ -9,8 +9,8 @@ instead, because only the device knows that length.
 
 from __future__ import annotations
 
+from thinwire.kernels.gpu.blocksign import add_mean_of_signs, add_signs, blockwise_sign, error_step, watch
 from thinwire.kernels.gpu.chunks import select_chunks
-from thinwire.kernels.gpu.quantize import add_mean_of_signs, add_signs, blockwise_sign, error_step, watch
 from thinwire.kernels.gpu.search import accumulate, device_topk
 from thinwire.kernels.gpu.sparse_frames import checksum, checksum_around, encode_rice_frame
 from thinwire.kernels.gpu.ternary import clipped_scalers, encode_ternary_frame, ternarize_packed

@@ -26,7 +26,7 @@ from thinwire.kernels.gpu.candidates import (
     tally_lost,
 )
 from thinwire.kernels.gpu.choose import choose_edge, count_accepted, write_accepted
-from thinwire.kernels.gpu.recorded import Recorder
+from thinwire.kernels.gpu.cuda_graphs import Recorder
 from thinwire.kernels.gpu.tables import TILE, WORDS, Tiles, cached, pointers, tiles_of
 from thinwire.kernels.reference import Segments, rescale
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.gpu.recorded import Recorder
+from thinwire.kernels.gpu.cuda_graphs import Recorder
 from thinwire.kernels.gpu.two_bits import two_bit_encode
 from thinwire.kernels.reference import four_bit_encode
 from thinwire.kernels.uploads import upload

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire.checkpoint.reshard import reshard
+from thinwire.checkpoint.other_world_size import reshard
 
 METHODS = [
     "dgc:density=0.05,dense_below=8,values=fp32,factor_masking=true",

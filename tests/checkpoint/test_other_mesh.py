@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from thinwire.checkpoint.recut import cut, joined
+from thinwire.checkpoint.other_mesh import cut, joined
 from thinwire.engine.shards import span_of
 
 FORMS = (("a", (5, 3), (0, 1)), ("b", (2,), (0,)), ("c", (8, 1, 2), (0, 1, 2)))

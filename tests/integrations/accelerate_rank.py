@@ -51,6 +51,45 @@ def trained(name: str, method: str | None, *, resume: str | None = None) -> dict
     return {**found, "digest": digest(net)}
 
 
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(32, 32, bias=False), torch.nn.Linear(32, 32, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def unlucky() -> dict[str, Any]:
+    """Tied weights of ranks that drift, and a model that is detached and attached again."""
+    accelerator = Accelerator(cpu=True)
+    net = Tied()
+    model, optimizer = accelerator.prepare(net, sgd(net))
+    wire = attach(accelerator, model, optimizer, DRIFTING)
+
+    def step() -> None:
+        accelerator.backward(model(torch.randn(4, 32)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    torch.manual_seed(accelerator.process_index)
+    step()
+    accelerator.save_state(str(FOLDER / "tied"))
+    mean = mean_of_ranks(values_of(net))
+    wire.detach()
+    accelerator.save_state(str(FOLDER / "detached"))
+    again = attach(accelerator, model, optimizer, DRIFTING)
+    step()
+    accelerator.save_state(str(FOLDER / "again"))
+    accelerator.load_state(str(FOLDER / "tied"))
+    step()
+    steps = again.stats.steps
+    again.detach()
+    accelerator.load_state(str(FOLDER / "tied"))
+    return {"tied is mean": bool((values_of(net) - mean).abs().max() < 1e-6), "steps again": steps}
+
+
 def main() -> None:
     found = {
         "plain": trained("plain", None),
@@ -59,7 +98,7 @@ def main() -> None:
         "drifting": trained("drifting", DRIFTING),
         "default": trained("default", "dense"),
     }
-    finish(found)
+    finish(found | unlucky())
 
 
 if __name__ == "__main__":

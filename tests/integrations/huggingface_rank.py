@@ -31,8 +31,20 @@ class Spy(TrainerCallback):
             self.evaluated.append(values_of(more["model"]))
 
 
-def trained(name: str, *callbacks: TrainerCallback, resume: str | None = None, **more: Any) -> dict[str, Any]:
-    model = Net()
+class Interruption(TrainerCallback):
+    """Ctrl-C in step 3, once."""
+
+    def __init__(self) -> None:
+        self.comes = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if self.comes and state.global_step == 3:
+            self.comes = False
+            raise KeyboardInterrupt
+
+
+def trainer_for(name: str, *callbacks: TrainerCallback, model: Net | None = None, **more: Any) -> Trainer:
+    model = model or Net()
     args = TrainingArguments(
         output_dir=str(FOLDER / name), max_steps=STEPS, save_steps=SAVED, eval_steps=SAVED, eval_strategy="steps",
         per_device_train_batch_size=8, gradient_accumulation_steps=2, use_cpu=True, report_to=[], disable_tqdm=True,
@@ -40,11 +52,50 @@ def trained(name: str, *callbacks: TrainerCallback, resume: str | None = None, *
         **{"max_grad_norm": 0.0, **more},
     )  # fmt: skip
     data = digits()
-    trainer = Trainer(
+    return Trainer(
         model, args, train_dataset=data, eval_dataset=data[:64], optimizers=(sgd(model), None), callbacks=[*callbacks]
     )
+
+
+def trained(name: str, *callbacks: TrainerCallback, resume: str | None = None, **more: Any) -> dict[str, Any]:
+    trainer = trainer_for(name, *callbacks, **more)
     trainer.train(resume_from_checkpoint=resume)
-    return {"loss": trainer.evaluate()["eval_loss"], "digest": digest(model), "clips": args.max_grad_norm}
+    loss, clips = trainer.evaluate()["eval_loss"], trainer.args.max_grad_norm
+    return {"loss": loss, "digest": digest(trainer.model), "clips": clips}
+
+
+def unlucky() -> dict[str, Any]:
+    """Two Trainers of one model, a training that is broken off and begun anew, and the best model at the end."""
+    found: dict[str, Any] = {}
+    first = trainer_for("first", ThinwireCallback(METHOD))
+    first.train()
+    callback = ThinwireCallback(METHOD)
+    second = trainer_for("second", callback, model=first.model)
+    second.train()
+    assert callback.wire is not None
+    found["the second trainer's"] = callback.wire.model is second.model_wrapped and callback.wire.stats.steps == STEPS
+
+    again = ThinwireCallback(METHOD)
+    broken = trainer_for("broken", again, Interruption(), max_grad_norm=0.5)
+    try:
+        broken.train()
+    except KeyboardInterrupt:
+        found["interrupted"] = True
+    broken.train()
+    assert again.wire is not None
+    found["begun anew"] = again.wire.stats.steps == STEPS and again.wire.method.clip_norm == 0.5
+    found["clipping is back"] = broken.args.max_grad_norm == 0.5
+
+    best = trainer_for(
+        "best", ThinwireCallback(DRIFTING), load_best_model_at_end=True, metric_for_best_model="loss",
+        greater_is_better=True,
+    )  # fmt: skip  # the worst one, which is not the last one
+    best.train()
+    saved = Net()
+    saved.load_state_dict(load_file(Path(best.state.best_model_checkpoint) / "model.safetensors"))
+    found["the best is kept"] = digest(saved) == digest(best.model)
+    found["the best"] = Path(best.state.best_model_checkpoint).name
+    return found
 
 
 def main() -> None:
@@ -67,6 +118,7 @@ def main() -> None:
     assert begun.wire is not None
     found["begun at"] = begun.wire.stats.steps
 
+    found |= unlucky()
     spy = Spy()
     found["drifting"] = trained("drifting", spy, ThinwireCallback(DRIFTING))
     saved = load_file(FOLDER / "drifting" / f"checkpoint-{SAVED}" / "model.safetensors")

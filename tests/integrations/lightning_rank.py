@@ -47,16 +47,28 @@ class Spy(pl.Callback):
             self.validated.append(bool((values_of(module) - self.mean).abs().max() < 1e-6))
 
 
-def trained(name: str, *callbacks: pl.Callback, resume: Path | None = None, **more: Any) -> dict[str, Any]:
+def trained(
+    name: str,
+    *callbacks: pl.Callback,
+    resume: Path | None = None,
+    validated: Path | None = None,
+    weights_only: bool = False,
+    **more: Any,
+) -> dict[str, Any]:
     # Lightning begins an interrupted epoch anew, so a checkpoint is to be at the end of one.
     module, data = Module(), digits(SAVED * 2 * 8 * int(os.environ["WORLD_SIZE"]))
-    saving = pl.callbacks.ModelCheckpoint(FOLDER / name, "{step}", every_n_train_steps=SAVED, save_top_k=-1)
+    saving = pl.callbacks.ModelCheckpoint(
+        FOLDER / name, "{step}", every_n_train_steps=SAVED, save_top_k=-1, save_weights_only=weights_only
+    )
     trainer = pl.Trainer(
-        strategy="ddp", accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]), max_steps=STEPS,
+        strategy="ddp", accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         accumulate_grad_batches=2, val_check_interval=4, check_val_every_n_epoch=None, limit_val_batches=1,
-        callbacks=[*callbacks, saving], logger=False, enable_progress_bar=False, enable_model_summary=False, **more,
+        callbacks=[*callbacks, saving], logger=False, enable_progress_bar=False, enable_model_summary=False,
+        **{"max_steps": STEPS, **more},
     )  # fmt: skip
     loader = DataLoader(data, batch_size=8, shuffle=False)
+    if validated:
+        trainer.validate(module, DataLoader(data[:64], batch_size=64), ckpt_path=validated, verbose=False)
     trainer.fit(module, loader, DataLoader(data[:64], batch_size=64), ckpt_path=resume)
     return {
         "loss": float(trainer.callback_metrics["loss"]),
@@ -89,7 +101,32 @@ def main() -> None:
     module.load_state_dict(saved)
     found["saved is mean"] = bool((values_of(module) - spy.mean).abs().max() < 1e-6)
     found["saved alike"] = len(set(everybody(digest(module)))) == 1
+    found |= unlucky()
     finish(found)
+
+
+def unlucky() -> dict[str, Any]:
+    """Weights alone that are saved while ranks drift, and a checkpoint that was validated before another training."""
+    found: dict[str, Any] = {}
+    spy = Spy()
+    trained("weights", spy, ThinwireCallback(DRIFTING), weights_only=True, max_steps=SAVED)
+    module = Module()
+    module.load_state_dict(torch.load(FOLDER / "weights" / f"step={SAVED}.ckpt", weights_only=False)["state_dict"])
+    found["weights are mean"] = bool((values_of(module) - spy.mean).abs().max() < 1e-6)
+
+    callback = ThinwireCallback("dgc:density=0.2,dense_below=64")  # another method than the checkpoint's
+    trained("validated", callback, validated=FOLDER / "whole" / f"step={SAVED}.ckpt")
+    assert callback.wire is not None
+    found["begins anew"] = callback.wire.stats.steps_before == 0 and callback.wire.stats.steps == STEPS
+    try:
+        trained("other", ThinwireCallback("gtopk"), resume=FOLDER / "whole" / f"step={SAVED}.ckpt")
+    except ValueError as error:
+        found["told"] = str(error)
+    left_out = ThinwireCallback("gtopk", resume=False)
+    trained("other", left_out, resume=FOLDER / "whole" / f"step={SAVED}.ckpt")
+    assert left_out.wire is not None
+    found["left out"] = left_out.wire.stats.steps == STEPS - SAVED
+    return found
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import launched
+from launched import alone, launched
 
 STEPS, SAVED = 12, 6
 START = 2.3  # loss of ten classes before the first step
@@ -43,6 +43,9 @@ def test_a_trainer_of_hugging_face(tmp_path: Path, ranks: int) -> None:
         assert "there is no checkpoint" in found["told"] and "resume=False" in found["told"]
         assert found["begun at"] == STEPS - SAVED
         assert found["saved is mean"] and found["evaluated is mean"] and found["evaluations"]
+        assert found["the second trainer's"]
+        assert found["interrupted"] and found["begun anew"] and found["clipping is back"]
+        assert found["the best is kept"] and found["the best"] == f"checkpoint-{SAVED}"
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -55,6 +58,8 @@ def test_a_trainer_of_lightning(tmp_path: Path, ranks: int) -> None:
         assert found["begun at"] == STEPS - SAVED
         assert found["saved is mean"] and found["saved alike"]
         assert found["validated is mean"] and all(found["validated is mean"])
+        assert found["weights are mean"] and found["begins anew"] and found["left out"]
+        assert "dgc" in found["told"] and "resume=False" in found["told"]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -65,6 +70,7 @@ def test_a_loop_of_accelerate(tmp_path: Path, ranks: int) -> None:
     for found in everybody:
         assert found["drifting"]["saved is mean"]
         assert abs(found["default"]["loss"] - found["plain"]["loss"]) < 1e-5  # dense is plain DDP
+        assert found["tied is mean"] and found["steps again"] == 2
 
 
 class Wire:
@@ -92,13 +98,27 @@ def test_a_trainers_clipping_goes_to_methods_that_can_clip(caplog: pytest.LogCap
         assert not takes_clipping(other, norm) and not other.switched
 
 
-def test_without_distributed_data_parallel_the_model_itself_is_attached() -> None:
-    needs("transformers")
-    import torch
-    from torch import nn
+ALONE = {
+    "transformers": """
+import huggingface_rank as rank
+from thinwire.integrations.huggingface import ThinwireCallback
+plain = rank.trained("plain", max_grad_norm=0.1)
+ours = rank.trained("ours", ThinwireCallback("dgc"), max_grad_norm=0.1)
+again = rank.trained("ours", ThinwireCallback("dgc"), max_grad_norm=0.1, resume=str(rank.FOLDER / "ours/checkpoint-6"))
+print(plain["digest"] == ours["digest"] == again["digest"])
+""",
+    "lightning": """
+import lightning_rank as rank
+from thinwire.integrations.lightning import ThinwireCallback
+plain = rank.trained("plain", gradient_clip_val=0.1)
+ours = rank.trained("ours", ThinwireCallback("dgc"), gradient_clip_val=0.1)
+print(plain["digest"] == ours["digest"])
+""",
+}
 
-    from thinwire.integrations.huggingface import ddp_around
 
-    model = nn.Linear(2, 2)
-    assert ddp_around(model) is model
-    assert ddp_around(torch.compile(model)) is model
+@pytest.mark.parametrize("library", list(ALONE))
+def test_one_process_without_a_group_trains_as_without_thinwire(tmp_path: Path, library: str) -> None:
+    needs(library)
+    printed = alone(ALONE[library], tmp_path, LOCAL_WORLD_SIZE="1", WORLD_SIZE="1")
+    assert printed.splitlines()[-1] == "True"

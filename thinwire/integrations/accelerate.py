@@ -6,6 +6,7 @@ wire = attach(accelerator, model, optimizer, "dgc")
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from accelerate import Accelerator
@@ -13,7 +14,10 @@ from torch import nn
 
 from thinwire.attach import attach as attach_model
 from thinwire.edges.wire import Wire
+from thinwire.integrations.saving import NOTHING_SAVED, mean_state
 from thinwire.methods import Method
+
+log = logging.getLogger("thinwire")
 
 
 def attach(
@@ -26,28 +30,37 @@ def attach(
     mean. Threshold of ``accelerator.clip_grad_norm_``: give it to the method, as ``clip_norm``.
     """
     wire = attach_model(model, optimizer, method, **{"scaler": accelerator.scaler, **options})
-    accelerator.register_for_checkpointing(_StateOfAllRanks(wire))
+    bare = accelerator.unwrap_model(model)
+    registered = [one for one in getattr(accelerator, "_custom_objects", []) if isinstance(one, _StateOfAllRanks)]
+    for earlier in registered:
+        if earlier.model is bare:  # attached again; an accelerator lets go of nothing
+            earlier.wire = wire
+            return wire
+    saved = _StateOfAllRanks(bare, wire)
+    accelerator.register_for_checkpointing(saved)
 
-    def save_mean(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
-        if wire.attached and wire.method.replicas_drift:
-            bare = accelerator.unwrap_model(model)
-            place = next(place for place, one in enumerate(models) if accelerator.unwrap_model(one) is bare)
-            with wire.averaged():
-                saved = accelerator.get_state_dict(models[place])
-                weights[place] = {name: value.clone() for name, value in saved.items()}
+    def save_mean(models: list[nn.Module], weights: list[Any], folder: str) -> None:
+        place = next(place for place, one in enumerate(models) if accelerator.unwrap_model(one) is bare)
+        if saved.wire.attached and saved.wire.method.replicas_drift:
+            weights[place] = mean_state(saved.wire, lambda: accelerator.get_state_dict(models[place]))
 
     accelerator.register_save_state_pre_hook(save_mean)
     return wire
 
 
 class _StateOfAllRanks:
-    """What the accelerator saves on its first process: the state of all ranks."""
+    """What the accelerator saves on its first process: the state of all ranks; nothing where none is attached."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, model: nn.Module, wire: Wire) -> None:
+        self.model, self.wire = model, wire
 
     def state_dict(self) -> dict[str, Any]:
-        return self._wire.state_dict(all_ranks=True)
+        return self.wire.state_dict(all_ranks=True) if self.wire.attached else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._wire.load_state_dict(state)
+        if not self.wire.attached:
+            return  # a model that is evaluated
+        if state:
+            self.wire.load_state_dict(state)
+        else:  # the model was detached when it was saved
+            log.warning(NOTHING_SAVED)

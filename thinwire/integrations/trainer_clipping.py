@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from thinwire.edges.no_process_group import WireAlone
 from thinwire.edges.wire import Wire
 
 log = logging.getLogger("thinwire")
@@ -14,11 +15,11 @@ log = logging.getLogger("thinwire")
 def takes_clipping(wire: Wire, norm: float | None) -> bool:
     """Give the wire's method a trainer's threshold for the gradient's norm; return whether the method clips now.
 
-    A method without ``clip_norm`` keeps no residual that clipping after the exchange would take from, so the trainer
-    goes on clipping. Collective: call it before the first step.
+    The trainer goes on clipping where the method has no ``clip_norm`` of its own, as ``Dense`` and mixtures, and where
+    there is no process group. Collective: call it before the first step.
     """
     method: Any = wire.method
-    if not norm or not hasattr(method, "clip_norm"):
+    if not norm or isinstance(wire, WireAlone) or not hasattr(method, "clip_norm"):
         return False
     if method.clip_norm is None:
         wire.switch(replace(method, clip_norm=float(norm)))

@@ -56,15 +56,15 @@ def trained(
     **more: Any,
 ) -> dict[str, Any]:
     # Lightning begins an interrupted epoch anew, so a checkpoint is to be at the end of one.
-    module, data = Module(), digits(SAVED * 2 * 8 * int(os.environ["WORLD_SIZE"]))
+    module, data = Module(), digits(SAVED * 2 * 8 * int(os.environ.get("WORLD_SIZE", "1")))
     saving = pl.callbacks.ModelCheckpoint(
         FOLDER / name, "{step}", every_n_train_steps=SAVED, save_top_k=-1, save_weights_only=weights_only
     )
     trainer = pl.Trainer(
-        strategy="ddp", accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        accelerator="cpu", devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         accumulate_grad_batches=2, val_check_interval=4, check_val_every_n_epoch=None, limit_val_batches=1,
         callbacks=[*callbacks, saving], logger=False, enable_progress_bar=False, enable_model_summary=False,
-        **{"max_steps": STEPS, **more},
+        **{"max_steps": STEPS, "strategy": "ddp", **more},
     )  # fmt: skip
     loader = DataLoader(data, batch_size=8, shuffle=False)
     if validated:

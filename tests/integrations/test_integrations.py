@@ -110,8 +110,9 @@ print(plain["digest"] == ours["digest"] == again["digest"])
     "lightning": """
 import lightning_rank as rank
 from thinwire.integrations.lightning import ThinwireCallback
-plain = rank.trained("plain", gradient_clip_val=0.1)
-ours = rank.trained("ours", ThinwireCallback("dgc"), gradient_clip_val=0.1)
+options = {"gradient_clip_val": 0.1, "strategy": "auto"}
+plain = rank.trained("plain", **options)
+ours = rank.trained("ours", ThinwireCallback("dgc"), **options)
 print(plain["digest"] == ours["digest"])
 """,
 }
@@ -120,5 +121,5 @@ print(plain["digest"] == ours["digest"])
 @pytest.mark.parametrize("library", list(ALONE))
 def test_one_process_without_a_group_trains_as_without_thinwire(tmp_path: Path, library: str) -> None:
     needs(library)
-    printed = alone(ALONE[library], tmp_path, LOCAL_WORLD_SIZE="1", WORLD_SIZE="1")
+    printed = alone(ALONE[library], tmp_path)
     assert printed.splitlines()[-1] == "True"

@@ -45,7 +45,7 @@ class ThinwireCallback(Callback):
         self._showing_mean = ExitStack()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._leave(Wire.abandon)  # of a training that was broken off
+        self._end(of_own_accord=False)  # a training that was broken off
         batches = trainer.num_training_batches  # infinite where a loader has no length
         steps = max(1, int(batches) // trainer.accumulate_grad_batches) if math.isfinite(batches) else None
         given = {"scaler": trainer.scaler, "steps_per_epoch": steps, **self.options}
@@ -71,11 +71,14 @@ class ThinwireCallback(Callback):
         except ValueError as error:
             raise ValueError(f"{error}; or leave it out: ThinwireCallback(resume=False)") from error
 
-    def _leave(self, how: Any) -> None:
+    def _end(self, of_own_accord: bool) -> None:
         self._showing_mean.close()
         self._of_training.close()
         if self.wire is not None and self.wire.attached:
-            how(self.wire)
+            if of_own_accord:
+                self.wire.detach()
+            else:  # other ranks may not come
+                self.wire.abandon()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if self.wire is not None and self.wire.attached:
@@ -93,7 +96,7 @@ class ThinwireCallback(Callback):
         self._resumed = {key: checkpoint[key] for key in (KEY,) if key in checkpoint} if fits else None
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        self._leave(Wire.detach)
+        self._end(of_own_accord=True)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._leave(Wire.abandon)
+        self._end(of_own_accord=False)

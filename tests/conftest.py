@@ -29,21 +29,30 @@ _LONGEST = (
     "test_frozen_bits.py", "test_convergence.py", "test_faults.py", "test_oracles.py", "test_resume.py",
     "test_cluster_emulation.py",
     "test_interruptions.py", "test_triton.py", "test_in_process.py", "test_advise.py", "test_conservation.py",
-    "test_ddp_forms.py",
+    "test_ddp_forms.py", "test_loops.py", "test_integrations.py", "test_fsdp.py", "test_sharded_states.py",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, those that wait beside those that compute: no test process is left alone at the end."""
     items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
+    _with_cluster.update(item.path for item in items if "cluster" in getattr(item, "fixturenames", ()))
+
+
+_pool, _with_cluster = Cluster(), set[Path]()  # the files in which a test asks for it
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Five Gloo processes for the whole session; they start with the first cluster.run()."""
-    pool = Cluster()
-    yield pool
-    pool.stop()
+    yield _pool
+    _pool.stop()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Where a file does without them the processes end: the threads of idle groups poll, and take the others' time."""
+    if item.path not in _with_cluster:
+        _pool.stop()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Every integration trains with its real library, resumes to the bit, and hands out the ranks' mean."""
+"""Every integration trains with its real library, resumes to the bit, and hands out the ranks' mean.
+
+Four processes train and resume; two try the rest as well.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def test_a_trainer_of_hugging_face(tmp_path: Path, ranks: int) -> None:
     needs("transformers")
     everybody = launched("huggingface_rank.py", ranks, tmp_path)
     check_training(everybody)
-    for found in everybody:
+    for found in everybody if ranks == 2 else ():
         assert found["clip_norm"] == 0.5 and found["clipped"]["clips"] == 0.5  # for whoever reads the arguments later
         assert found["clipped"]["digest"] != found["whole"]["digest"]
         assert "there is no checkpoint" in found["told"] and "resume=False" in found["told"]
@@ -53,7 +56,7 @@ def test_a_trainer_of_lightning(tmp_path: Path, ranks: int) -> None:
     needs("lightning")
     everybody = launched("lightning_rank.py", ranks, tmp_path)
     check_training(everybody)
-    for found in everybody:
+    for found in everybody if ranks == 2 else ():
         assert found["clip_norm"] == 0.5 and found["clipped"]["clips"] == 0.5
         assert found["begun at"] == STEPS - SAVED
         assert found["saved is mean"] and found["saved alike"]
@@ -67,7 +70,7 @@ def test_a_loop_of_accelerate(tmp_path: Path, ranks: int) -> None:
     needs("accelerate")
     everybody = launched("accelerate_rank.py", ranks, tmp_path)
     check_training(everybody)
-    for found in everybody:
+    for found in everybody if ranks == 2 else ():
         assert found["drifting"]["saved is mean"]
         assert abs(found["default"]["loss"] - found["plain"]["loss"]) < 1e-5  # dense is plain DDP
         assert found["tied is mean"] and found["steps again"] == 2

@@ -30,7 +30,7 @@ SIZE = 5
 CALL_TIMEOUT_S = 120.0
 COLLECTIVE_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 120.0
-MOST_THREADS = 200  # of a process: every group that a test leaves behind has threads that poll
+MOST_THREADS = 100  # of a process: every group that a test leaves behind has threads that poll
 GRACE_S = 10.0  # for the other ranks after the first exception: they may wait for the failed one for ever
 
 

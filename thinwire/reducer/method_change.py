@@ -18,14 +18,19 @@ from thinwire.transport.reducer_nets import Nets
 class HandOver:
     """Vectors by parameter name. What moves bytes is a collective call."""
 
-    def __init__(self, parameters: dict[str, Tensor], view: OptimizerView | NoOptimizer, nets: Nets) -> None:
-        self._parameters, self._view, self._nets = parameters, view, nets
+    def __init__(
+        self, parameters: dict[str, Tensor], view: OptimizerView | NoOptimizer, nets: Nets, sharded: bool
+    ) -> None:
+        self._parameters, self._view, self._nets, self._sharded = parameters, view, nets, sharded
 
     def mean_velocity(self, running: RunningMethod) -> dict[str, Tensor]:
-        """The group's momentum, of the parameters whose method has taken it and that ever had a gradient."""
+        """The group's momentum, of the parameters whose method has taken it and that ever had a gradient: as far as a
+        rank can tell. One that has a shard's rows alone cannot, and all shards must have a buffer or none."""
         kept = running.kept("velocity")
         mean = self.mean_over_ranks(running.shared(kept))
         own = {name: velocity for name, velocity in mean.items() if name in running.with_momentum}
+        if self._sharded:
+            return own
         return {name: velocity for name, velocity in own.items() if name in kept or bool(velocity.any())}
 
     def take(self, old: RunningMethod, takes: Collection[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -101,7 +101,7 @@ class Reducer:
         self.restarted: Callable[[], None] = lambda: None  # called when another method or another state is there
         self.drifted = False  # the ranks' parameters differ, and this is not inside averaged()
         self.shows_mean = False  # this is inside averaged(), and the ranks' own parameters come back behind it
-        self._hand_over = HandOver(self.parameters, self.view, self.nets)
+        self._hand_over = HandOver(self.parameters, self.view, self.nets, sharded=self.shards.of > 1)
         self.pending: dict[str, Tensor] = {}  # gradients that enter the next exchange
         self._attached = True
         self._handles: list[Any] = []

@@ -36,11 +36,13 @@ from thinwire.reducer.hand_over import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
 from thinwire.reducer.observing import numbers_to_compare
 from thinwire.reducer.progress import Progress
+from thinwire.reducer.rounds import Rounds
 from thinwire.reducer.setup import (
     EdgeTerms,
     HierarchySpec,
     Optimizers,
     agreed_method,
+    check_rounds,
     check_seen,
     check_sharded,
     description_of,
@@ -107,7 +109,8 @@ class Reducer:
                 check_skipping(on_nonfinite, scaler)
                 check_watched(chosen, guard, check_replicas_every, guard_every)
                 check_sharded(chosen, guard, self.shards)
-                check_seen(parent, machines, optimizer, check_replicas_every)
+                check_rounds(chosen, terms.in_rounds)
+                check_seen(parent, machines, optimizer or terms.in_rounds, check_replicas_every)
         except (ValueError, RuntimeError) as problem:
             error = str(problem)
         scaler = in_use(scaler)
@@ -127,6 +130,7 @@ class Reducer:
             raise ValueError(error)
         assert chosen is not None and view is not None
         self.view, self.method, self._steps_per_epoch = view, chosen, steps_per_epoch
+        self.rounds: Rounds | None = None  # of an edge whose ranks take steps alone, which sets it
         self.nets = make_nets(machines)
         self.progress = Progress()
         self.skipper = StepSkipper(scaler) if skips else None
@@ -202,6 +206,13 @@ class Reducer:
             copy_back(parts[place], self.parameters[name], gradients[name])
         if isinstance(self.view, NoOptimizer):  # else behind the optimizer's step
             self.monitors.warn()
+            self._tell(self.progress.step)
+
+    def step_alone(self, *, tells: bool) -> None:
+        """Count an optimizer step behind which no gradient is exchanged, as dense training would have done."""
+        self.progress.step += 1
+        self.progress.dense_bytes += 4 * sum(p.numel() for p in self.parameters.values())
+        if tells:
             self._tell(self.progress.step)
 
     def _groups(self, ordinals: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -340,8 +351,12 @@ class Reducer:
         drift, training inside is refused.
         """
         self._wait()
+        if self.rounds is not None:
+            self.rounds.meet("averaged()")
         with ExitStack() as stack:
-            if self.method.replicas_drift:
+            if self.rounds is not None:
+                stack.enter_context(self.rounds.showing_mean())
+            elif self.method.replicas_drift:
                 with overhead(self.nets.own):
                     stack.enter_context(averaged(list(self.parameters.values()), self.nets.own))
                 stack.callback(self.view.before_step(self._refuse_inside).remove)
@@ -365,12 +380,14 @@ class Reducer:
         learning rate is 0 both wait until it is not. Warm-ups count steps from the beginning, not from the switch.
         """
         self._wait()
-        own, epoch = self.nets.own, self._steps_per_epoch
-        chosen = agreed_method(method, self.parameters, self.view, self.monitors, own, epoch, self.shards)
+        own, epoch, rounds = self.nets.own, self._steps_per_epoch, self.rounds
+        if rounds is not None:
+            rounds.meet("switch()")
+        in_rounds = rounds is not None
+        chosen = agreed_method(method, self.parameters, self.view, self.monitors, own, epoch, self.shards, in_rounds)
         take_back(self)
         hand_over, old = self._hand_over, self.running
-        if self.method.replicas_drift:
-            hand_over.make_equal()
+        self._make_equal()
         new = self.run_of(chosen)
         velocity, rest = hand_over.take(old, new.with_momentum)
         self._uninstall()
@@ -396,10 +413,11 @@ class Reducer:
             self.view.take_velocity(self.running.kept("velocity"))
             self._leave()
             return {}
+        if self.rounds is not None:
+            self.rounds.meet("detach()")
         take_back(self)
         hand_over = self._hand_over
-        if self.method.replicas_drift:
-            hand_over.make_equal()
+        self._make_equal()
         if self.running.with_momentum:
             self.view.take_velocity(hand_over.mean_velocity(self.running))
         rest = hand_over.leftover(self.running)
@@ -408,6 +426,13 @@ class Reducer:
         mean = hand_over.mean_over_ranks(rest)
         self.abandon()
         return {name: shaped_like(tensor, self.parameters[name].detach()) for name, tensor in mean.items()}
+
+    def _make_equal(self) -> None:
+        """Another method follows, or none: ranks whose parameters differ get equal ones."""
+        if self.rounds is not None:
+            self.rounds.end()
+        elif self.method.replicas_drift:
+            self._hand_over.make_equal()
 
     def abandon(self) -> None:
         """End compression without moving a byte: momentum and whatever was not sent are dropped. For measurements."""
@@ -465,6 +490,8 @@ class Reducer:
         of all ranks, in host memory, and the others get {}. Every rank loads it, in a group of any size.
         """
         self._wait()
+        if self.rounds is not None and all_ranks:
+            self.rounds.meet("state_dict(all_ranks=True)")
         self.progress.states += 1
         with taken_back(self):
             return state_of_all(self) if all_ranks else state_of(self)
@@ -492,9 +519,15 @@ class Reducer:
 
     def _take(self, read: Callable[[], Any]) -> None:
         self._wait()
+        if self.rounds is not None:
+            self.rounds.meet("load_state_dict()")
         loaded, progress = agreed_state(self, read), self.progress
-        progress.steps_before = loaded.step - (progress.step - progress.steps_before)
-        progress.step, progress.optimizer_steps = loaded.step, loaded.optimizer_steps
+        step = loaded.step
+        if self.rounds is not None:
+            self.rounds.load_state_dict(loaded.rounds, anew=loaded.anew)
+            step += self.rounds.in_round
+        progress.steps_before = step - (progress.step - progress.steps_before)
+        progress.step, progress.optimizer_steps = step, loaded.optimizer_steps
         self.pending = loaded.pending
         self._run(loaded.running)
         self.monitors.restart(loaded.density_factor)

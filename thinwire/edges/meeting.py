@@ -1,0 +1,51 @@
+"""Where ranks that take steps alone meet, with 40 bytes each: before a round, and before whatever else they do together.
+
+Where a GradScaler passed over a step of some ranks, those come a step later. Whoever is there already waits, and who
+wants something else than a round takes part in those that others still make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels import GRADIENT_LIMIT, first_nonfinite
+from thinwire.reducer import Reducer
+from thinwire.transport import overhead
+
+ROUND = "optimizer.step()"
+WISHES = (ROUND, "averaged()", "switch()", "detach()", "state_dict(all_ranks=True)", "load_state_dict()")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a rank says there."""
+
+    wish: str
+    step: int  # optimizer steps so far
+    apart: bool  # it has made steps since the last round
+    finite: bool
+    square: float  # of the length of its difference
+
+
+def meeting(reducer: Reducer, wish: str, apart: bool, differences: Mapping[str, Tensor]) -> list[Arrival]:
+    """What every rank says, by rank; collective."""
+    net, flat = reducer.nets.own, [one.reshape(-1) for one in differences.values()]
+    finite = first_nonfinite(flat, GRADIENT_LIMIT) is None
+    square = sum(float(one.double().square().sum()) for one in flat) if finite else 0.0
+    mine = [WISHES.index(wish), reducer.progress.step, apart, finite, square]
+    frame = torch.tensor(mine, dtype=torch.float64).view(torch.uint8)
+    frames: list[Tensor] = []
+
+    def meet() -> None:
+        net.stage = f"meet the other ranks in {wish}"
+        with overhead(net):
+            frames.extend(net.all_gather(frame))
+
+    reducer.nets.step = reducer.progress.step
+    reducer.worker.run(meet)
+    rows = [frame.cpu().clone().view(torch.float64).tolist() for frame in frames]
+    return [Arrival(WISHES[int(w)], int(step), bool(a), bool(f), square) for w, step, a, f, square in rows]

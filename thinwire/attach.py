@@ -87,13 +87,13 @@ def attach(
     mean over that is torch's, the one over the first is compressed, and counted. Parameters and buffers are made those
     of the first replica. ``hierarchy`` and "auto" are for DistributedDataParallel.
 
-    With local steps (``thinwire.LocalSteps``, ``SparseLoCo``, ``DiLoCo``) the model may be a bare module, over the
-    ranks of ``group`` (the default one unless given), or a DistributedDataParallel one, whose gradients then stay where
-    they are and whose buffers are not broadcast while it is attached. Parameters and buffers are made those of the first
-    rank. In the middle of a round ``wire.detach()`` makes a last exchange, so that all ranks end with the same
-    parameters. ``on_nonfinite="skip"`` takes all ranks back to where the round began when the parameters of one are not
-    finite. A ``scaler`` needs no mention: steps that it passes over do not count, and ranks wait for each other at the
-    next exchange.
+    With local steps (``LocalSteps``, ``SparseLoCo``, ``DiLoCo``) the model may be a bare module, over the ranks of
+    ``group`` (the default one unless given), or a DistributedDataParallel one, whose gradients then stay where they are
+    and whose buffers are not broadcast while it is attached. Parameters and buffers are made those of the first rank.
+    In the middle of a round ``wire.detach()`` makes a last exchange, so that all ranks end with the same parameters.
+    ``on_nonfinite="skip"`` takes all ranks back to where the round began when the parameters of one are not finite. A
+    ``scaler`` needs no mention: steps that it passes over do not count, and ranks wait for each other at the next
+    exchange.
     """
     model = uncompiled(model)
     if isinstance(model, torch.optim.Optimizer):

@@ -118,7 +118,9 @@ class Stats:
     def sentence(self) -> str:
         """What was sent, what it cost, and whom the others waited for."""
         sent = "nothing sent"
-        if self.link_ratio is not None:
+        if self.link_ratio == 0.0:  # an exchange without a step, as the last one of local steps
+            sent = f"sent {readable_bytes(self.bytes_sent)}"
+        elif self.link_ratio is not None:
             sent = f"sent {readable_bytes(self.bytes_sent)} instead of {readable_bytes(self.dense_bytes_sent)} ("
             sent += f"{self.link_ratio:.3g}x less)" if self.link_ratio >= 1 else f"{1 / self.link_ratio:.3g}x more)"
         if self.bytes_overhead > SHOWN * self.bytes_sent:

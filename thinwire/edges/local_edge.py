@@ -49,8 +49,8 @@ NOT_FINITE = (
 )
 WENT_BACK = "thinwire: rank {} ended with parameters that are not finite, so all ranks go back to where the round began"
 ANEW = (
-    "thinwire: the state was saved %d steps after a round had begun, by a group of another form; the round begins anew, "
-    "and these steps are lost"
+    "thinwire: the state was saved %d steps after a round had begun, by another group; the round begins anew, and "
+    "those steps are lost"
 )
 
 

@@ -1,4 +1,4 @@
-"""Where ranks that take steps alone meet, with 40 bytes each: before a round, and before whatever else they do together.
+"""Where ranks that take steps alone meet, with 40 bytes each: before a round, and whatever else they do together.
 
 Where a GradScaler passed over a step of some ranks, those come a step later. Whoever is there already waits, and who
 wants something else than a round takes part in those that others still make.

@@ -14,7 +14,6 @@ from thinwire.methods.registry import method, parse_method
 from thinwire.methods.rounds import UNPREDICTED, RoundMethod, check_rule
 from thinwire.methods.spec import spell
 
-
 _DEFAULT = Dense()
 
 

@@ -34,9 +34,9 @@ class OuterStep:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        self.parameters = {name: p.detach() for name, p in parameters.items()}
-        self.buffers = dict(buffers)
-        self.theta = {name: p.clone() if p.itemsize > 2 else p.to(torch.float32) for name, p in self.parameters.items()}
+        self.parameters, self.buffers = dict(parameters), dict(buffers)
+        own = {name: p.detach() for name, p in parameters.items()}
+        self.theta = {name: p.clone() if p.itemsize > 2 else p.to(torch.float32) for name, p in own.items()}
         self.momentum: dict[str, Tensor] = {}
         self.in_round = 0  # steps since the ranks were equal
         self.rounds = 0
@@ -54,7 +54,7 @@ class OuterStep:
         found = {}
         for name, p in self.parameters.items():
             begin = self.theta[name].to(p.dtype).to(self.theta[name].dtype)  # where the round began, to the bit
-            found[name] = (begin - p).to(torch.float32)
+            found[name] = (begin - p.detach()).to(torch.float32)
         return found
 
     def step(self, mean: Mapping[str, Tensor], rule: OuterRule) -> None:

@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cluster import Cluster
+from command import command, run_of
 from heard import Heard
 from oracles import local_steps as oracle
 from torch import Tensor, nn
@@ -565,6 +567,19 @@ def mistakes(group: Any) -> None:
 
 def test_mistakes_are_one_sentence_on_all_ranks_and_change_nothing(cluster: Cluster) -> None:
     cluster.run(mistakes, 2)
+
+
+def test_thinwire_train_takes_local_steps(tmp_path: Path) -> None:
+    spec = "local:every=5,method=(dropping:density=0.1)"
+    given = ("thinwire", "train", "--recipe", "digits", "--workers", "2", "--epochs", "2", "--method", spec)
+    done = command(*given, "--out", str(tmp_path / "run"), timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = run_of(tmp_path / "run", spec)
+    assert found["ratio"] > 50 and found["metric"] > 60 and found["steps"] % 5
+    done = command(*given, "--in-process")
+    assert done.returncode and f"--in-process exchanges a gradient at every step, and {spec}" in " ".join(
+        done.stderr.split()
+    )
 
 
 def warned(group: Any) -> None:

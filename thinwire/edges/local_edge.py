@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.edges.ddp import router_of
 from thinwire.edges.drift_warning import DriftWarning
 from thinwire.edges.local import note_edge
-from thinwire.edges.meeting import ROUND, Arrival, meeting
+from thinwire.edges.meeting import DETACH, ROUND, Arrival, meeting
 from thinwire.edges.running_statistics import RunningStatistics
 from thinwire.edges.uncopied_hook import OwnHook
 from thinwire.engine.local_gradients import averaged
@@ -169,7 +169,7 @@ class LocalEdge:
         return self._outer.distance
 
     def meet(self, what: str) -> None:
-        self._is_leaving = what == "detach()"
+        self._is_leaving = what == DETACH
         if self._is_leaving and self.reducer.worker.broken:  # on all ranks, at the same exchange
             self._apart = False
             return
@@ -179,31 +179,31 @@ class LocalEdge:
 
     def end(self) -> None:
         if self._apart:
-            self._join(ROUND)
+            self._join(ROUND, keeps_going=self._is_leaving)
             self._apart = self.reducer.drifted = False
 
-    def _join(self, wish: str) -> None:
+    def _join(self, wish: str, *, keeps_going: bool = False) -> None:
         """Meet the others, and take part in rounds until all of them have the same wish, or until the one is made that
-        is wished for."""
+        is wished for. ``keeps_going`` where a difference is not finite: back to theta."""
         while True:
             differences = self._outer.differences()
             arrivals = meeting(self.reducer, wish, self.in_round > 0, differences)
             wishes = {one.wish: rank for rank, one in enumerate(arrivals)}
             self._apart = any(one.apart for one in arrivals)
             if ROUND in wishes:
-                self._round(arrivals, differences)
+                self._round(arrivals, differences, keeps_going)
             elif len(wishes) > 1:
                 said = " and ".join(f"{what} on rank {rank}" for what, rank in wishes.items())
                 raise ValueError(f"ranks do different things, {said}; call the same on all ranks")
             if ROUND not in wishes or wish == ROUND:
                 return
 
-    def _round(self, arrivals: list[Arrival], differences: dict[str, Tensor]) -> None:
+    def _round(self, arrivals: list[Arrival], differences: dict[str, Tensor], keeps_going: bool) -> None:
         """The exchange, and the common step."""
         reducer, progress, net = self.reducer, self.reducer.progress, self.reducer.nets.own
         bad = [rank for rank, one in enumerate(arrivals) if not one.finite]
         if bad:
-            self._pass_over(bad[0], arrivals[bad[0]].step)
+            self._pass_over(bad[0], arrivals[bad[0]].step, keeps_going)
             return
         progress.step = max(one.step for one in arrivals) - 1  # the exchange counts the last one
         progress.dense_bytes -= 4 * sum(p.numel() for p in reducer.parameters.values())
@@ -217,10 +217,10 @@ class LocalEdge:
         self._outer.distance = math.sqrt(mean_square) / length if length else None
         reducer.monitors.after_optimizer_step(progress.step, progress.step, True)
 
-    def _pass_over(self, bad: int, step: int) -> None:
-        """Go back to theta on all ranks, where that is wanted or nothing follows; else raise on all of them."""
+    def _pass_over(self, bad: int, step: int, keeps_going: bool) -> None:
+        """Go back to theta on all ranks, where that is wanted; else raise on all of them."""
         skipper = self.reducer.skipper
-        if skipper is None and not self._is_leaving:
+        if skipper is None and not keeps_going:
             raise NonFiniteError(NOT_FINITE.format(bad, step))
         if skipper is not None:
             skipper.skipped += 1

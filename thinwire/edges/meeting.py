@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.engine.outer_step import square_sum
 from thinwire.kernels import GRADIENT_LIMIT, first_nonfinite
 from thinwire.reducer import Reducer
 from thinwire.transport import overhead
 
-ROUND = "optimizer.step()"
-WISHES = (ROUND, "averaged()", "switch()", "detach()", "state_dict(all_ranks=True)", "load_state_dict()")
+ROUND, DETACH = "optimizer.step()", "detach()"
+WISHES = (ROUND, "averaged()", "switch()", DETACH, "state_dict(all_ranks=True)", "load_state_dict()")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def meeting(reducer: Reducer, wish: str, apart: bool, differences: Mapping[str, 
     """What every rank says, by rank; collective."""
     net, flat = reducer.nets.own, [one.reshape(-1) for one in differences.values()]
     finite = first_nonfinite(flat, GRADIENT_LIMIT) is None
-    square = sum(float(one.double().square().sum()) for one in flat) if finite else 0.0
+    square = square_sum(flat) if finite else 0.0
     mine = [WISHES.index(wish), reducer.progress.step, apart, finite, square]
     frame = torch.tensor(mine, dtype=torch.float64).view(torch.uint8)
     frames: list[Tensor] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ class OuterStep:
 
     def length(self) -> float:
         """|theta|."""
-        return math.sqrt(sum(float(theta.double().square().sum()) for theta in self.theta.values()))
+        return math.sqrt(square_sum(list(self.theta.values())))
 
     # ---------------------------------------------------------------------------------------------------- a state
 
@@ -108,6 +108,12 @@ class OuterStep:
         _fill(self.parameters, state["own"])
         self.in_round = saved
         return 0
+
+
+def square_sum(tensors: Sequence[Tensor]) -> float:
+    """Of all elements, in float64; one transfer from a GPU."""
+    norms = torch._foreach_norm(list(tensors), 2, dtype=torch.float64)
+    return float(torch.stack(norms).square().sum())
 
 
 def _fill(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

@@ -207,9 +207,8 @@ class LocalEdge:
             return
         progress.step = max(one.step for one in arrivals) - 1  # the exchange counts the last one
         progress.dense_bytes -= 4 * sum(p.numel() for p in reducer.parameters.values())
-        with torch.no_grad():
-            reducer.reduce(differences)
-            self._outer.step(differences, self._rule)
+        reducer.reduce(differences)
+        self._outer.step(differences, self._rule)
         with overhead(net):
             self._statistics.combine(net)
         mean_square = sum(one.square for one in arrivals) / net.size
@@ -226,8 +225,7 @@ class LocalEdge:
             skipper.skipped += 1
         elif self.reducer.nets.own.rank == 0:
             log.warning(WENT_BACK, bad)
-        with torch.no_grad():
-            self._outer.go_back()
+        self._outer.go_back()
 
     @contextmanager
     def showing_mean(self) -> Iterator[None]:

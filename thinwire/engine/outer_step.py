@@ -70,8 +70,9 @@ class OuterStep:
 
     def go_back(self) -> None:
         """x_i = theta."""
-        for name, p in self.parameters.items():
-            p.copy_(self.theta[name])
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                p.copy_(self.theta[name])
         self.in_round = 0
 
     def length(self) -> float:

@@ -224,4 +224,5 @@ def _tell(reducer: Reducer, steps_per_epoch: int | None, why: str) -> None:
             method, warmup, warmup,
         )  # fmt: skip
     if own.size == 1:
-        log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", method)
+        what = "gradients" if method.outer_rule is None else "differences"
+        log.warning("thinwire: the group has one rank, so nothing is sent; %s still go through %s", what, method)

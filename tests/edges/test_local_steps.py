@@ -163,11 +163,17 @@ def int8(a: np.ndarray) -> np.ndarray:
     return np.round(v / scale) * scale if scale else v
 
 
+def of_each(a: np.ndarray) -> np.ndarray:
+    """The largest quarter of each tensor, which here are shorter than a chunk."""
+    return np.concatenate([oracle.largest(0.25)(part) for part in (a[:SPLIT], a[SPLIT:])])
+
+
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("sgd", "local:every=3", {"every": 3}),
     ("adamw", f"local:every=2,method={SPARSE}", {"every": 2, "code": oracle.largest(0.25)}),
     ("two", f"local:every=3,method={SPARSE},error_decay=0.9", {"every": 3, "code": oracle.largest(0.25), "beta": 0.9}),
     ("heavy", "local:every=2,method=(dropping:density=0.25)", {"every": 2, "code": int8}),
+    ("heavy", "sparseloco:every=2,density=0.25,values=fp32", {"every": 2, "code": of_each, "beta": 0.95}),
     ("adamw", "diloco:every=3", {"every": 3, "outer_lr": 0.7, "mu": 0.9}),
     (
         "sgd",
@@ -532,6 +538,22 @@ def not_finite(group: Any) -> None:
 
 def test_parameters_that_are_not_finite_stop_all_ranks_or_take_them_back(cluster: Cluster) -> None:
     cluster.run(not_finite, 2)
+
+
+def lied_to(group: Any) -> None:
+    """A frame that says nothing known is refused."""
+    for row in ([9.0, 1, 1, 1, 0], [float("nan"), 1, 1, 1, 0], [0, 1.5, 1, 1, 0], [0, -1, 1, 1, 0]):
+        loop = Loop(group, "sgd", "local:every=1")
+        net = loop.wire.reducer.nets.own
+        frame = torch.tensor(row, dtype=torch.float64).view(torch.uint8)
+        net.all_gather = lambda mine, frame=frame: [frame]  # type: ignore[method-assign]
+        text = sentence_of(thinwire.FrameError, partial(loop.step, 0))
+        assert text.startswith("bad frame from rank 0: it does not say what the rank wants")
+        loop.wire.abandon()
+
+
+def test_a_frame_that_says_nothing_known_is_refused(cluster: Cluster) -> None:
+    cluster.run(lied_to, 1)
 
 
 def mistakes(group: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.outer_step import square_sum
+from thinwire.errors import FrameError
 from thinwire.kernels import GRADIENT_LIMIT, first_nonfinite
 from thinwire.reducer import Reducer
 from thinwire.transport import overhead
@@ -48,5 +49,11 @@ def meeting(reducer: Reducer, wish: str, apart: bool, differences: Mapping[str, 
 
     reducer.nets.step = reducer.progress.step
     reducer.worker.run(meet)
-    rows = [frame.cpu().clone().view(torch.float64).tolist() for frame in frames]
-    return [Arrival(WISHES[int(w)], int(step), bool(a), bool(f), square) for w, step, a, f, square in rows]
+    return [_arrival(rank, frame.cpu().clone().view(torch.float64).tolist()) for rank, frame in enumerate(frames)]
+
+
+def _arrival(rank: int, row: list[float]) -> Arrival:
+    wish, step, apart, finite, square = row
+    if wish not in range(len(WISHES)) or not (0 <= step < 2**53 and step.is_integer()):
+        raise FrameError(f"bad frame from rank {rank}: it does not say what the rank wants and at which step")
+    return Arrival(WISHES[int(wish)], int(step), bool(apart), bool(finite), square)

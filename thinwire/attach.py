@@ -12,11 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.advisor.auto import Auto
 from thinwire.advisor.default_method import SENTENCE, default_for
+from thinwire.edges.attach_local import attach_local
 from thinwire.edges.bucket_fusion import choice as fusion_choice
 from thinwire.edges.ddp_edge import DdpEdge
 from thinwire.edges.ddp_hook import THAWED, has_foreign_hook, is_attached
 from thinwire.edges.fsdp_checks import check_no_mesh, is_fully_sharded
 from thinwire.edges.fsdp_edge import attach_shards
+from thinwire.edges.local import has_rounds
 from thinwire.edges.no_process_group import WireAlone, is_alone
 from thinwire.edges.wire import Wire
 from thinwire.engine.hierarchy import sends_nothing
@@ -46,6 +48,7 @@ def attach(
     check_replicas_every: int | None = None,
     steps_per_epoch: int | None = None,
     mesh: DeviceMesh | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Wire:
     """Compress the gradients of a DistributedDataParallel model from the next backward pass on.
 
@@ -83,6 +86,14 @@ def attach(
     A model of torch's ``fully_shard`` comes with the 2-D ``mesh`` of which it was sharded on the last dimension: the
     mean over that is torch's, the one over the first is compressed, and counted. Parameters and buffers are made those
     of the first replica. ``hierarchy`` and "auto" are for DistributedDataParallel.
+
+    With local steps (``LocalSteps``, ``SparseLoCo``, ``DiLoCo``) the model may be a bare module, over the ranks of
+    ``group`` (the default one unless given), or a DistributedDataParallel one, whose gradients then stay where they are
+    and whose buffers are not broadcast while it is attached. Parameters and buffers are made those of the first rank.
+    In the middle of a round ``wire.detach()`` makes a last exchange, so that all ranks end with the same parameters.
+    ``on_nonfinite="skip"`` takes all ranks back to where the round began when the parameters of one are not finite. A
+    ``scaler`` needs no mention: steps that it passes over do not count, and ranks wait for each other at the next
+    exchange.
     """
     model = uncompiled(model)
     if isinstance(model, torch.optim.Optimizer):
@@ -101,9 +112,19 @@ def attach(
     check_no_mesh(model, mesh)
     if is_alone(model):
         return WireAlone(model, optimizer, method if method is not None else "dense", steps_per_epoch)
+    if group is not None and (isinstance(model, DistributedDataParallel) or not has_rounds(method)):
+        raise ValueError("group= is for bare modules with local steps; DistributedDataParallel has a group of its own")
+    if isinstance(model, torch.nn.Module) and method is not None and has_rounds(method):
+        wire = attach_local(
+            model, optimizer, method, group, hierarchy=hierarchy, on_nonfinite=on_nonfinite, scaler=scaler, guard=guard,
+            check_replicas_every=check_replicas_every, steps_per_epoch=steps_per_epoch,
+        )  # fmt: skip
+        _tell(wire.reducer, steps_per_epoch, "")
+        return wire
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(
-            f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it: DDP(model)"
+            f"attach needs a DistributedDataParallel model, not {type(model).__name__}; wrap it: DDP(model), or take "
+            "local steps: thinwire.LocalSteps()"
         )
     if is_attached(model):
         raise ValueError(
@@ -203,4 +224,5 @@ def _tell(reducer: Reducer, steps_per_epoch: int | None, why: str) -> None:
             method, warmup, warmup,
         )  # fmt: skip
     if own.size == 1:
-        log.warning("thinwire: the group has one rank, so nothing is sent; gradients still go through %s", method)
+        what = "gradients" if method.outer_rule is None else "differences"
+        log.warning("thinwire: the group has one rank, so nothing is sent; %s still go through %s", what, method)

@@ -50,6 +50,10 @@ class Stats:
     Every 50 steps the ranks compare how long they waited for each other (``waited_s``, a number per rank) and how fast
     their links are. ``slowest_rank`` is the one that held the others up then, if one stood out, and ``slow_because``
     says how it showed.
+
+    With local steps ``steps`` are the optimizer's and ``dense_bytes`` those of a gradient at each of them. ``rounds``
+    were exchanged, those of an earlier run included. ``round_distance`` is how far a rank went in the last one,
+    |x_i - theta|, as a share of |theta|; the root of its mean square over the ranks.
     """
 
     steps: int
@@ -76,6 +80,8 @@ class Stats:
     slow_because: str = ""
     bytes_overhead: int = 0
     steps_before: int = 0
+    rounds: int | None = None
+    round_distance: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -112,7 +118,9 @@ class Stats:
     def sentence(self) -> str:
         """What was sent, what it cost, and whom the others waited for."""
         sent = "nothing sent"
-        if self.link_ratio is not None:
+        if self.link_ratio == 0.0:  # an exchange without a step, as the last one of local steps
+            sent = f"sent {readable_bytes(self.bytes_sent)}"
+        elif self.link_ratio is not None:
             sent = f"sent {readable_bytes(self.bytes_sent)} instead of {readable_bytes(self.dense_bytes_sent)} ("
             sent += f"{self.link_ratio:.3g}x less)" if self.link_ratio >= 1 else f"{1 / self.link_ratio:.3g}x more)"
         if self.bytes_overhead > SHOWN * self.bytes_sent:

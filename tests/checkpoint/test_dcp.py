@@ -27,6 +27,7 @@ METHODS = [
     ("adamw", "dropping:density=0.01,local=partial,sync_every=5"),
     ("tiny", "signsgd"),
     ("heavy", "dense:dtype=bf16"),
+    ("adamw", "local:every=5,method=(dropping:density=0.02,values=fp32),outer_momentum=0.9"),
     ("groups", "perlayer:a=dense,c=(blocksign:dense_below=1),*=(dgc:density=0.02,dense_below=0)"),
 ]
 FEW, STEPS = 5, 9

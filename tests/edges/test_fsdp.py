@@ -84,7 +84,7 @@ def like_ddp(group: Any) -> dict[str, float]:
     if dist.get_rank() > 1:
         return {}
     found = {}
-    for name in thinwire.METHODS:
+    for name in [name for name, kind in thinwire.METHODS.items() if kind().outer_rule is None]:
         sgd = name in ("dgc", "perlayer")
         for method in (f"{name}", *([f"{name}:density=0.05,dense_below=0"] if name in ("dgc", "gtopk") else [])):
             optimizer = "heavy" if sgd else "adamw"

@@ -33,7 +33,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) ->
     return flat(model)
 
 
-@pytest.mark.parametrize("method", ["dgc", "dropping:local=partial", "auto"])
+@pytest.mark.parametrize("method", ["dgc", "dropping:local=partial", "auto", "local:every=2"])
 def test_training_is_as_without_a_wire(method: str, caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = made()
     wire = thinwire.attach(model, optimizer, method, check_replicas_every=2, guard="warn")

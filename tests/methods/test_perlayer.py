@@ -42,7 +42,8 @@ from thinwire.transport import ThreadWorld
 SMALL = "density=0.05,dense_below=0"
 EXACT = "density=1.0,dense_below=0,values=fp32"
 ALL = sorted({
-    *thinwire.METHODS, f"dgc:{SMALL}", f"dgc:{SMALL},residual=bf16,scope=model", f"gtopk:{SMALL}",
+    *(name for name, kind in thinwire.METHODS.items() if kind().outer_rule is None),
+    f"dgc:{SMALL}", f"dgc:{SMALL},residual=bf16,scope=model", f"gtopk:{SMALL}",
     "terngrad:dense_below=0", "blocksign:dense_below=1", f"dropping:{SMALL},local=partial,sync_every=2",
     "dense:dtype=bf16",
 } - {"perlayer"})  # fmt: skip

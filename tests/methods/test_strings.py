@@ -16,6 +16,7 @@ from thinwire.lab import peers
     "dgc:dense_below=0,exclude=a.*+b.?", "gtopk:density=0.5,momentum_correction=true,dense_below=9,exclude=x",
     "terngrad:clip_sigma=none,share_scaler=false,topology=server,seed=4", "terngrad:clip_sigma=1.5,scaler=model",
     "blocksign:block=64,two_way=false,topology=server", "dropping:density=0.1,local=sum,sync_every=3,warmup=2",
+    "local:every=5,outer_momentum=0.9", "sparseloco:density=0.1,exclude=a.*", "diloco:every=7,dtype=bf16",
     "gtopk:clip_norm=0.25", "blocksign:clip_norm=2.0", "dropping:clip_norm=1.5", "dense:dtype=bf16",
 ])  # fmt: skip
 def test_method_string_is_read_and_written_alike(text: str) -> None:
@@ -26,7 +27,9 @@ def test_method_string_is_read_and_written_alike(text: str) -> None:
 
 
 SPECS = ["dgc", "dgc:exclude=a.*+b.?,clip_norm=0.5,warmup=7", "terngrad:clip_sigma=none", "gtopk:values=int8", "bf16",
-         "blocksign:block=64", "dropping:local=sum", "powersgd:rank=2", "signsgd", "noop"]  # fmt: skip
+         "blocksign:block=64", "dropping:local=sum", "powersgd:rank=2", "signsgd", "noop",
+         "local:every=5,method=(dropping:density=0.1,exclude=a+b)", "sparseloco",
+         "local:method=(perlayer:a*=(dense:dtype=bf16),*=(dropping:scope=chunk,values=int2))"]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -74,6 +77,19 @@ def test_option_that_is_misspelt_is_answered_with_the_right_one() -> None:
     ("blocksign:block=big", ["block", "'big'"]),
     ("dropping:local=all", ["local", "'all'"]),
     ("noop:fast=yes", ["'fast'", "none"]),
+    ("local:every=0", ["local", "at least 1", "0"]),
+    ("local:method=dgc", ["dgc", "momentum_correction=False"]),
+    ("local:method=(dropping:local=sum)", ["local=sum", "local gradients"]),
+    ("local:method=noop", ["noop", "drift apart"]),
+    ("local:method=diloco", ["diloco", "of its own"]),
+    ("local:method=drop", ["local", "'drop'", "did you mean 'dropping'"]),
+    ("local:every=5,method=dropping:density=0.1,scope=chunk", ["'scope'", "known options: every, method"]),
+    ("perlayer:*=sparseloco", ["sparseloco", "local:method=(perlayer:...)"]),
+    ("diloco:dtype=int8", ["diloco", "'int8'", "'bf16'"]),
+    ("sparseloco:density=2", ["sparseloco", "(0, 1]"]),
+    ("sparseloco:error_decay=1.5", ["error_decay", "[0, 1]"]),
+    ("diloco:outer_momentum=1", ["outer_momentum", "[0, 1)"]),
+    ("diloco:outer_lr=0", ["outer_lr", "above 0"]),
 ])  # fmt: skip
 def test_method_string_that_cannot_be_read_is_refused(spec: str, words: list[str]) -> None:
     text = sentence_of(ValueError, lambda: thinwire.parse_method(spec))

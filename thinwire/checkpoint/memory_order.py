@@ -44,8 +44,9 @@ def _moved(vectors: Mapping[str, Any], moved: Mapping[str, tuple[Form, tuple[int
 
 
 def _with_memory(state: dict[str, Any], moved: Mapping[str, Any]) -> dict[str, Any]:
-    memory = {kind: _moved(vectors, moved) for kind, vectors in state["aggregator"].get("memory", {}).items()}
-    aggregator = {**state["aggregator"], "memory": memory}
+    own = {room: kinds for room, kinds in state["aggregator"].items() if room != "collective"}
+    rooms = {room: {kind: _moved(vectors, moved) for kind, vectors in kinds.items()} for room, kinds in own.items()}
+    aggregator = {**state["aggregator"], "memory": {}, **rooms}
     return {**state, "pending": _moved(state["pending"], moved), "aggregator": aggregator}
 
 

@@ -15,12 +15,13 @@ from thinwire.edges.uncopied_hook import OwnHook
 from thinwire.monitor.user_warning import line_of_user, warn_user
 
 EVALUATED = (
-    "thinwire: the model is evaluated while the ranks' parameters differ, as local gradients let them; evaluate and "
-    "export inside `with wire.averaged():`, on all ranks"
+    "thinwire: the model is evaluated while the ranks' parameters differ, as local gradients or steps let them; "
+    "evaluate and export inside `with wire.averaged():`, on all ranks"
 )
 SAVED = (
-    "thinwire: the model's state was taken here while the ranks' parameters differed, as local gradients let them; "
-    "save inside `with wire.averaged():`, on all ranks, or to resume each rank its own together with wire.state_dict()"
+    "thinwire: the model's state was taken here while the ranks' parameters differed, as local gradients or steps let "
+    "them; save inside `with wire.averaged():`, on all ranks, or to resume each rank its own together with "
+    "wire.state_dict()"
 )
 
 

@@ -84,7 +84,8 @@ class Wire:
     def averaged(self) -> Iterator[None]:
         """For the time of the block the model has the mean of all ranks' parameters, to evaluate or to save it.
 
-        Only methods with local gradients let ranks drift apart; with the others this changes nothing. Train outside.
+        Only methods with local gradients or local steps let ranks drift apart; with the others this changes nothing.
+        Train outside.
         """
         with self.reducer.averaged():
             yield
@@ -97,6 +98,7 @@ class Wire:
     def detach(self) -> dict[str, Tensor]:
         """End compression: momentum goes back to the optimizer; returns what was not sent, as the group's mean by name.
 
+        With local steps all ranks then have the same parameters, after a last exchange in the middle of a round.
         Another training step of the model then needs a new ``attach`` (or a new DDP around the module). After an
         exchange that failed, or when the process group was destroyed before, nothing is communicated any more: this
         rank's own momentum goes back, and {} is returned.

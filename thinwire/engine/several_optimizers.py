@@ -79,6 +79,10 @@ class SharedStep:
         self._stepped: set[int] = set()  # ids of the optimizers, in the step that is open
         self._passes = -1  # that were exchanged when it began
 
+    def has_all(self, optimizers: Sequence[Optimizer]) -> bool:
+        """Whether all of these have stepped in the step that is open."""
+        return all(id(optimizer) in self._stepped for optimizer in optimizers)
+
     def begins_with(self, optimizer: Optimizer, passes: int) -> bool:
         """Whether this optimizer's step would begin one, after so many ``passes``."""
         return passes != self._passes or id(optimizer) in self._stepped

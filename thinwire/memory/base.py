@@ -26,6 +26,7 @@ class StatefulMemory:
     kinds: tuple[StateKind, ...] = ()
     watches = True
     ratio: RateRatio | None = None  # where the residual is in units of a learning rate
+    decay = 1.0  # of the residual, before anything is added to it
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.state = NamedState(*self.kinds, dtype=dtype)

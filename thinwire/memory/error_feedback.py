@@ -13,7 +13,10 @@ from thinwire.memory.base import StatefulMemory
 
 
 class ErrorFeedback(StatefulMemory):
-    """x = g + e; e = x - accepted (gTop-k Algorithm 4 lines 4-10, gradient dropping Algorithm 1 lines 3-7)."""
+    """x = g + e; e = x - accepted (gTop-k Algorithm 4 lines 4-10, gradient dropping Algorithm 1 lines 3-7).
+
+    With a ``decay`` x = g + decay e (SparseLoCo).
+    """
 
     kinds = (RESIDUAL,)
 
@@ -25,7 +28,8 @@ class ErrorFeedback(StatefulMemory):
         hint: TopKHint | None,
         flag: Tensor | None,
     ) -> tuple[Gradient, Candidates | None]:
-        return self._accumulate(context, gradients, hint, flag, with_velocity=False)
+        ratios = None if self.decay == 1.0 else [self.decay] * len(context.layout.segments)
+        return self._accumulate(context, gradients, hint, flag, with_velocity=False, ratios=ratios)
 
     def retain(self, context: ExchangeContext, x: Tensor, accepted: Accepted) -> None:
         accepted.subtract_from(x)  # x is the residual itself

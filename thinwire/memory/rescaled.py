@@ -41,7 +41,7 @@ class RescaledError(StatefulMemory):
     ) -> tuple[Gradient, Candidates | None]:
         parts = as_parts(context.layout, gradients)
         residual = self.state.flat("residual", context.layout, parts[0].device)
-        ratios = self.ratio.begin(context, residual)
+        ratios = [ratio * self.decay for ratio in self.ratio.begin(context, residual)]
         moved = self.momentum_moved and any(hyper.momentum for hyper in context.hypers)
         velocity = self.state.flat("velocity", context.layout, parts[0].device) if moved else None
         if velocity is not None:

@@ -10,13 +10,16 @@ from thinwire.methods.base import Method
 from thinwire.methods.blocksign import BlockSign
 from thinwire.methods.dense import Dense
 from thinwire.methods.dgc import DGC
+from thinwire.methods.diloco import DiLoCo
 from thinwire.methods.dropping import GradientDropping
 from thinwire.methods.gtopk import GTopK
+from thinwire.methods.local import LocalSteps
 from thinwire.methods.noop import Noop
 from thinwire.methods.options import Warmup
 from thinwire.methods.perlayer import PerLayer
 from thinwire.methods.registry import METHODS, method, parse_method
 from thinwire.methods.signsgd import SignSGD
+from thinwire.methods.sparseloco import SparseLoCo
 from thinwire.methods.terngrad import TernGrad
 
 __all__ = [
@@ -25,12 +28,15 @@ __all__ = [
     "Advised",
     "BlockSign",
     "Dense",
+    "DiLoCo",
     "GTopK",
     "GradientDropping",
+    "LocalSteps",
     "Method",
     "Noop",
     "PerLayer",
     "SignSGD",
+    "SparseLoCo",
     "TernGrad",
     "Warmup",
     "method",

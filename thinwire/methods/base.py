@@ -12,6 +12,7 @@ import torch
 
 from thinwire.codecs.values import SHARED_SCALES
 from thinwire.engine.layout import Layout
+from thinwire.engine.outer_step import OuterRule
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.epochs import epochs_in, steps_in
@@ -112,6 +113,12 @@ class Method:
     def replicas_drift(self) -> bool:
         """Whether ranks go different ways, so that they must be made equal when the method is left."""
         return self.averaging_interval is not None
+
+    @property
+    def outer_rule(self) -> OuterRule | None:
+        """What is done with the mean of the differences, where ranks take optimizer steps alone and exchange how far
+        they went; None: gradients are exchanged, at every step."""
+        return None
 
     @property
     def applies_local_gradients(self) -> bool:

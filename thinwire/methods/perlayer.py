@@ -210,6 +210,11 @@ def _member(pattern: Any, one: Any) -> Method:
         len(one.members) == 1 and one.members[0] is one,
         f"perlayer: {pattern!r} has a perlayer inside of this one; put all patterns into one",
     )
+    require(
+        one.outer_rule is None,
+        f"perlayer: {pattern!r} has {one.name}, whose steps are those of the whole model; put the perlayer inside: "
+        "local:method=(perlayer:...)",
+    )
     member: Method = one
     return member
 

@@ -91,7 +91,7 @@ def read_options(kind: type[Method], text: str) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     options = [f.name for f in fields(kind)]
     given: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in split_items(text):
         option, equals, value = (piece.strip() for piece in item.partition("="))
         if not equals:
             raise ValueError(f"method {kind.name!r}: {item!r} is not of the form option=value{_joined(given, item)}")

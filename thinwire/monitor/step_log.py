@@ -14,6 +14,7 @@ class StepLog:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"log_every needs a number of steps of at least 1, not {every!r}")
         self.every, self._last, self._tell = every, now, tell
+        self._told = 0  # the step of the last line: an exchange may follow that is no further step
 
     def measures(self, step: int) -> bool:
         """Whether the norms of this step's exchanges are wanted; not at most steps."""
@@ -21,8 +22,9 @@ class StepLog:
 
     def after_step(self, step: int, snapshot: Callable[[], Stats]) -> None:
         """``step`` steps are done."""
-        if step % self.every or self._tell is None:
+        if step % self.every or self._tell is None or step == self._told:
             return
+        self._told = step
         now = snapshot()
         recent, self._last = now.since(self._last), now
         norm = "" if now.gradient_norm is None else f"; gradient norm {now.gradient_norm:.3g}"

@@ -35,6 +35,7 @@ from thinwire.reducer.method_change import HandOver
 from thinwire.reducer.named_gradients import copy_back, places_of
 from thinwire.reducer.observing import numbers_to_compare
 from thinwire.reducer.progress import Progress
+from thinwire.reducer.rounds import Rounds
 from thinwire.reducer.setup import EdgeTerms, HierarchySpec, Optimizers, Watching, agree, agreed_method
 from thinwire.reducer.states import agreed_state, state_of, state_of_all, terms_of
 from thinwire.reducer.summary import stats_of
@@ -87,6 +88,7 @@ class Reducer:
         watching = Watching(on_nonfinite, scaler, guard, guard_every, check_replicas_every)
         agreed = agree(self.parameters, method, group, optimizer, hierarchy, watching, steps_per_epoch, terms)
         self.view, self.method, self.nets = agreed.view, agreed.method, agreed.nets
+        self.rounds: Rounds | None = None  # of an edge whose ranks take steps alone, which sets it
         self.progress = Progress()
         self.skipper = StepSkipper(scaler) if watching.skips else None
         health = Guard(guard, guard_every) if guard is not None else None
@@ -161,6 +163,13 @@ class Reducer:
             copy_back(parts[place], self.parameters[name], gradients[name])
         if isinstance(self.view, NoOptimizer):  # else behind the optimizer's step
             self.monitors.warn()
+            self._tell(self.progress.step)
+
+    def step_alone(self, *, tells: bool) -> None:
+        """Count an optimizer step behind which no gradient is exchanged, as dense training would have done."""
+        self.progress.step += 1
+        self.progress.dense_bytes += 4 * sum(p.numel() for p in self.parameters.values())
+        if tells:
             self._tell(self.progress.step)
 
     def _groups(self, ordinals: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -299,8 +308,12 @@ class Reducer:
         drift, training inside is refused.
         """
         self._wait()
+        if self.rounds is not None:
+            self.rounds.meet("averaged()")
         with ExitStack() as stack:
-            if self.method.replicas_drift:
+            if self.rounds is not None:
+                stack.enter_context(self.rounds.showing_mean())
+            elif self.method.replicas_drift:
                 with overhead(self.nets.own):
                     stack.enter_context(averaged(list(self.parameters.values()), self.nets.own))
                 stack.callback(self.view.before_step(self._refuse_inside).remove)
@@ -324,12 +337,14 @@ class Reducer:
         learning rate is 0 both wait until it is not. Warm-ups count steps from the beginning, not from the switch.
         """
         self._wait()
-        own, epoch = self.nets.own, self._steps_per_epoch
-        chosen = agreed_method(method, self.parameters, self.view, self.monitors, own, epoch, self.shards)
+        own, epoch, rounds = self.nets.own, self._steps_per_epoch, self.rounds
+        if rounds is not None:
+            rounds.meet("switch()")
+        in_rounds = rounds is not None
+        chosen = agreed_method(method, self.parameters, self.view, self.monitors, own, epoch, self.shards, in_rounds)
         take_back(self)
         hand_over, old = self._hand_over, self.running
-        if self.method.replicas_drift:
-            hand_over.make_equal()
+        self._make_equal()
         new = self.run_of(chosen)
         velocity, rest = hand_over.take(old, new.with_momentum)
         self._uninstall()
@@ -355,10 +370,11 @@ class Reducer:
             self.view.take_velocity(self.running.kept("velocity"))
             self._leave()
             return {}
+        if self.rounds is not None:
+            self.rounds.meet("detach()")
         take_back(self)
         hand_over = self._hand_over
-        if self.method.replicas_drift:
-            hand_over.make_equal()
+        self._make_equal()
         if self.running.with_momentum:
             self.view.take_velocity(hand_over.mean_velocity(self.running))
         rest = hand_over.leftover(self.running)
@@ -367,6 +383,13 @@ class Reducer:
         mean = hand_over.mean_over_ranks(rest)
         self.abandon()
         return {name: shaped_like(tensor, self.parameters[name].detach()) for name, tensor in mean.items()}
+
+    def _make_equal(self) -> None:
+        """Another method follows, or none: ranks whose parameters differ get equal ones."""
+        if self.rounds is not None:
+            self.rounds.end()
+        elif self.method.replicas_drift:
+            self._hand_over.make_equal()
 
     def abandon(self) -> None:
         """End compression without moving a byte: momentum and whatever was not sent are dropped. For measurements."""
@@ -424,6 +447,8 @@ class Reducer:
         of all ranks, in host memory, and the others get {}. Every rank loads it, in a group of any size.
         """
         self._wait()
+        if self.rounds is not None and all_ranks:
+            self.rounds.meet("state_dict(all_ranks=True)")
         self.progress.states += 1
         with taken_back(self):
             return state_of_all(self) if all_ranks else state_of(self)
@@ -451,9 +476,15 @@ class Reducer:
 
     def _take(self, read: Callable[[], Any]) -> None:
         self._wait()
+        if self.rounds is not None:
+            self.rounds.meet("load_state_dict()")
         loaded, progress = agreed_state(self, read), self.progress
-        progress.steps_before = loaded.step - (progress.step - progress.steps_before)
-        progress.step, progress.optimizer_steps = loaded.step, loaded.optimizer_steps
+        step = loaded.step
+        if self.rounds is not None:
+            self.rounds.load_state_dict(loaded.rounds, anew=loaded.anew)
+            step += self.rounds.in_round
+        progress.steps_before = step - (progress.step - progress.steps_before)
+        progress.step, progress.optimizer_steps = step, loaded.optimizer_steps
         self.pending = loaded.pending
         self._run(loaded.running)
         self.monitors.restart(loaded.density_factor)

@@ -38,6 +38,7 @@ class EdgeTerms:
     description: Mapping[str, object] = field(default_factory=dict)
     error: str | None = None
     shards: Shards = WHOLE
+    in_rounds: bool = False  # ranks take optimizer steps alone, and the edge gives differences of parameters
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def agree(
             check_skipping(watching.on_nonfinite, watching.scaler)
             check_watched(chosen, watching.guard, watching.check_replicas_every, watching.guard_every)
             check_sharded(chosen, watching.guard, terms.shards)
-            check_seen(parent, machines, optimizer, watching.check_replicas_every)
+            check_rounds(chosen, terms.in_rounds)
+            check_seen(parent, machines, optimizer or terms.in_rounds, watching.check_replicas_every)
     except (ValueError, RuntimeError) as problem:
         error = str(problem)
     if parent is not None:
@@ -142,12 +144,12 @@ def description_of(
         "method": repr(method),
         "hierarchy": [list(ranks) for ranks in machines] if machines is not None else None,
         "parameters": {name: form_of(p) for name, p in parameters.items()},
-        "the optimizer's options": _options_of(view) if view is not None else {},
+        "the optimizer's options": options_of(view) if view is not None else {},
         **options,
     }
 
 
-def _options_of(view: OptimizerView | NoOptimizer) -> dict[str, str]:
+def options_of(view: OptimizerView | NoOptimizer) -> dict[str, str]:
     """Those that the engine reads, at each parameter where they change; a float and a tensor of it read alike."""
     found: dict[str, str] = {}
     last = None
@@ -185,7 +187,7 @@ def method_of(
     check_steps_per_epoch(steps_per_epoch)
     chosen = chosen.in_steps(steps_per_epoch)
     chosen.check_names(list(parameters))
-    if isinstance(view, NoOptimizer) and chosen.averaging_interval is not None:
+    if isinstance(view, NoOptimizer) and chosen.averaging_interval is not None and chosen.outer_rule is None:
         raise ValueError(
             f"{chosen} averages the parameters every {chosen.averaging_interval} optimizer steps and must see them; "
             "give optimizer="
@@ -211,11 +213,13 @@ def agreed_method(
     net: Net,
     steps_per_epoch: int | None,
     shards: Shards,
+    in_rounds: bool,
 ) -> Method:
     """The method that all ranks switch to; the same ValueError on all of them where one cannot."""
     error, chosen = None, None
     try:
         chosen = method_of(method, parameters, view, steps_per_epoch)
+        check_rounds(chosen, in_rounds)
         guard = monitors.guard
         check_watched(chosen, guard.mode if guard is not None else None, monitors.check_every)
         check_sharded(chosen, guard.mode if guard is not None else None, shards)
@@ -241,6 +245,20 @@ def check_sharded(method: Method, guard: str | None, shards: Shards) -> None:
         raise ValueError(
             'guard="densify" could raise the density of one shard and not of another, as it measures each alone; use '
             'guard="warn"'
+        )
+
+
+def check_rounds(method: Method, in_rounds: bool) -> None:
+    """Raise where the edge, or that there is none, does not suit the method."""
+    if method.outer_rule is not None and not in_rounds:
+        raise ValueError(
+            f"{method} lets ranks take optimizer steps alone, and here every gradient is exchanged; give it to "
+            "thinwire.attach with a bare module or a DistributedDataParallel model that is not attached"
+        )
+    if method.outer_rule is None and in_rounds:
+        raise ValueError(
+            f"{method} exchanges gradients, and here they stay on their ranks; call wire.detach() and attach the model "
+            "in DistributedDataParallel"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from thinwire.checkpoint.format import STATE_FORMAT, StateShape, pack, state_for
 from thinwire.checkpoint.gathering import gather_parts
 from thinwire.engine.layout import memory_order
+from thinwire.engine.named_state import StateKind
 from thinwire.methods.running_method import RunningMethod
 from thinwire.monitor.replicas import check_replicas
 from thinwire.transport import overhead
@@ -32,19 +33,26 @@ class Loaded:
     density_factor: float
     pending: dict[str, Tensor]
     running: RunningMethod
+    rounds: dict[str, Any]  # of ranks that take steps alone
+    anew: bool  # it is of a rank of another group
 
 
 def state_of(reducer: Reducer) -> dict[str, Any]:
     """This rank's state, as it is saved."""
+    rounds = reducer.rounds
     plain = {
         **terms_of(reducer),
-        "step": reducer.progress.step,
+        "step": reducer.progress.step - (rounds.in_round if rounds is not None else 0),  # the same on all ranks
         "optimizer_steps": reducer.progress.optimizer_steps,
         "density_factor": reducer.running.density_factor,
         "pending": {name: tensor.clone() for name, tensor in reducer.pending.items()},
-        "aggregator": reducer.running.aggregator.state_dict(),
+        "aggregator": {**reducer.running.aggregator.state_dict(), **_rounds_of(reducer)},
     }
     return pack(plain, _shape(reducer))
+
+
+def _rounds_of(reducer: Reducer) -> dict[str, Any]:
+    return {"rounds": reducer.rounds.state_dict()} if reducer.rounds is not None else {}
 
 
 def state_of_all(reducer: Reducer) -> dict[str, Any]:
@@ -86,12 +94,15 @@ def _tried(work: Callable[[], Result]) -> tuple[Result | None, str | None]:
 
 
 def _prepared(reducer: Reducer, state: dict[str, Any]) -> Loaded:
-    running = reducer.run_of(reducer.method)
-    running.aggregator.load_state_dict(state["aggregator"])
+    running, aggregator, terms = reducer.run_of(reducer.method), dict(state["aggregator"]), terms_of(reducer)
+    rounds = aggregator.pop("rounds", {})
+    running.aggregator.load_state_dict(aggregator)
     running.density_factor = state["density_factor"]
     device = reducer.nets.compute_device
     pending = {name: tensor.to(device, copy=True) for name, tensor in state["pending"].items()}
-    return Loaded(state["step"], state["optimizer_steps"], state["density_factor"], pending, running)
+    anew = any(state[key] != terms[key] for key in ("world_size", "rank", "hierarchy"))
+    counters = state["step"], state["optimizer_steps"], state["density_factor"]
+    return Loaded(*counters, pending, running, rounds, anew)
 
 
 def terms_of(reducer: Reducer) -> dict[str, Any]:
@@ -114,4 +125,7 @@ def terms_of(reducer: Reducer) -> dict[str, Any]:
 def _shape(reducer: Reducer) -> StateShape:
     shapes = {name: p.shape for name, p in reducer.shards.wholes(reducer.parameters).items()}
     numels = {name: p.numel() for name, p in reducer.parameters.items()}
-    return StateShape.of(reducer.running, shapes, numels, reducer.nets.compute_device)
+    shape = StateShape.of(reducer.running, shapes, numels, reducer.nets.compute_device)
+    if reducer.rounds is None:
+        return shape
+    return replace(shape, kinds={**shape.kinds, "rounds": {kind: StateKind(kind) for kind in reducer.rounds.kinds}})

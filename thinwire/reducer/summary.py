@@ -48,4 +48,6 @@ def stats_of(reducer: Reducer, residual_norm: bool) -> Stats:
         slow_because=because,
         bytes_overhead=nets.bytes_overhead,
         steps_before=max(0, progress.steps_before),
+        rounds=reducer.rounds.count if reducer.rounds is not None else None,
+        round_distance=reducer.rounds.distance if reducer.rounds is not None else None,
     )

@@ -60,6 +60,8 @@ def plan_exchange(method: Method, layout: Layout, hosts: int) -> Plan:
 
 def why_unplanned(method: Method) -> str | None:
     """Why nothing can be predicted of a method, or of one of a mixture's; None where something can."""
+    if method.outer_rule is not None:
+        return f"nothing is predicted of {method.name}: its ranks exchange after several steps, not at each"
     try:
         for one in method.members:
             plan_exchange(one, one.layout([("weight", 0, torch.Size([64, 64]))]), 2)

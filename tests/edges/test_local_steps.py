@@ -1,0 +1,629 @@
+"""Local steps: every rank trains alone, and the ranks exchange how far they went."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from cluster import Cluster
+from command import command, run_of
+from heard import Heard
+from oracles import local_steps as oracle
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from workers import digest, sentence_of, through_a_file
+
+import thinwire
+from thinwire.errors import NonFiniteError
+
+SIZES = {"w": (7, 5), "v": (11,)}
+NUMEL, SPLIT = 46, 35
+SPARSE = "(dropping:density=0.25,values=fp32)"
+
+
+class Bowl(nn.Module):
+    """The gradient of every element x is s x + noise(rank, step)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        start = torch.from_numpy(begin().astype(np.float32))
+        self.w, self.v = nn.Parameter(start[:SPLIT].view(7, 5).clone()), nn.Parameter(start[SPLIT:].clone())
+
+    def forward(self, rank: int, step: int) -> Tensor:
+        x = torch.cat([self.w.reshape(-1), self.v])
+        s, noise = (torch.from_numpy(part.astype(np.float32)) for part in (slopes(), pull(rank, step)))
+        return (0.5 * s * x * x + noise * x).sum()
+
+
+def begin() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal(NUMEL).astype(np.float32).astype(np.float64)
+
+
+def slopes() -> np.ndarray:
+    return np.random.default_rng(2).uniform(0.2, 1.0, NUMEL).astype(np.float32).astype(np.float64)
+
+
+def pull(rank: int, step: int) -> np.ndarray:
+    return np.random.default_rng([3, rank, step]).standard_normal(NUMEL).astype(np.float32).astype(np.float64)
+
+
+def gradient(rank: int, x: np.ndarray, step: int) -> np.ndarray:
+    return slopes() * x + pull(rank, step)
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def everybody(group: Any, mine: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
+    return found
+
+
+def is_equal(group: Any, module: nn.Module) -> bool:
+    return len(set(everybody(group, digest(flat(module))))) == 1
+
+
+def _sgd(bowl: Any) -> Any:
+    return torch.optim.SGD(bowl.parameters(), lr=0.1)
+
+
+def _heavy(bowl: Any) -> Any:
+    return torch.optim.SGD(bowl.parameters(), lr=0.05, momentum=0.9)
+
+
+def _adamw(bowl: Any) -> Any:
+    return torch.optim.AdamW(bowl.parameters(), lr=0.05, weight_decay=0.1)
+
+
+def _two(bowl: Any) -> Any:
+    return [torch.optim.SGD([bowl.w], lr=0.1), torch.optim.AdamW([bowl.v], lr=0.05, weight_decay=0.1)]
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {"sgd": _sgd, "heavy": _heavy, "adamw": _adamw, "two": _two}
+
+
+def own_two(rank: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    first, second = oracle.sgd(0.1)(rank), oracle.adamw(0.05, 0.1)(rank)
+    return lambda x, g: np.concatenate([first(x[:SPLIT], g[:SPLIT]), second(x[SPLIT:], g[SPLIT:])])
+
+
+INNER: dict[str, Any] = {
+    "sgd": oracle.sgd(0.1),
+    "heavy": oracle.sgd(0.05, 0.9),
+    "adamw": oracle.adamw(0.05, 0.1),
+    "two": own_two,
+}
+
+
+class Loop:
+    """A training of a bowl with local steps; of the bare module, or in DDP."""
+
+    def __init__(self, group: Any, optimizer: str, method: Any, ddp: bool = False, **options: Any) -> None:
+        self.group, self.rank, self.bowl = group, dist.get_rank(group), Bowl()
+        self.model: Any = DDP(self.bowl, process_group=group) if ddp else self.bowl
+        made = OPTIMIZERS[optimizer](self.bowl)
+        self.optimizers = made if isinstance(made, list) else [made]
+        options |= {} if ddp else {"group": group}
+        self.wire = thinwire.attach(self.model, made, method, **options)
+
+    def step(self, step: int) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.model(self.rank, step).backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def train(self, first: int, last: int) -> list[Tensor]:
+        trajectory = []
+        for step in range(first, last):
+            self.step(step)
+            trajectory.append(flat(self.bowl))
+        return trajectory
+
+
+class Watched:
+    """Copies of what entered a reducer and of what came out of it, one vector per round."""
+
+    def __init__(self, wire: thinwire.Wire) -> None:
+        self.given: list[Tensor] = []
+        self.means: list[Tensor] = []
+        reduce = wire.reducer.reduce
+
+        def watched(differences: dict[str, Tensor]) -> None:
+            self.given.append(torch.cat([d.reshape(-1) for d in differences.values()]).clone())
+            reduce(differences)
+            self.means.append(torch.cat([d.reshape(-1) for d in differences.values()]).clone())
+
+        wire.reducer.reduce = watched  # type: ignore[method-assign,assignment]
+
+
+def residual(wire: thinwire.Wire) -> Tensor:
+    kept = wire.reducer.running.kept("residual")
+    return torch.cat([kept[name] for name in SIZES])
+
+
+# ------------------------------------------------------------------------------------------- what is computed
+
+
+def int8(a: np.ndarray) -> np.ndarray:
+    """The largest quarter, in steps of a 127th of the largest of all (they are fewer than a chunk)."""
+    v = oracle.largest(0.25)(a)
+    scale = np.abs(v).max() / 127
+    return np.round(v / scale) * scale if scale else v
+
+
+def of_each(a: np.ndarray) -> np.ndarray:
+    """The largest quarter of each tensor, which here are shorter than a chunk."""
+    return np.concatenate([oracle.largest(0.25)(part) for part in (a[:SPLIT], a[SPLIT:])])
+
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("sgd", "local:every=3", {"every": 3}),
+    ("adamw", f"local:every=2,method={SPARSE}", {"every": 2, "code": oracle.largest(0.25)}),
+    ("two", f"local:every=3,method={SPARSE},error_decay=0.9", {"every": 3, "code": oracle.largest(0.25), "beta": 0.9}),
+    ("heavy", "local:every=2,method=(dropping:density=0.25)", {"every": 2, "code": int8}),
+    ("heavy", "sparseloco:every=2,density=0.25,values=fp32", {"every": 2, "code": of_each, "beta": 0.95}),
+    ("adamw", "diloco:every=3", {"every": 3, "outer_lr": 0.7, "mu": 0.9}),
+    (
+        "sgd",
+        f"local:every=2,method={SPARSE},outer_lr=0.5,outer_momentum=0.8,nesterov=false",
+        {"every": 2, "code": oracle.largest(0.25), "outer_lr": 0.5, "mu": 0.8, "nesterov": False},
+    ),
+    ("sgd", "local:every=1,method=(gtopk:density=1.0),outer_lr=0.5", {"every": 1, "outer_lr": 0.5}),
+]
+STEPS = 7
+
+
+def follow(group: Any) -> None:
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    for optimizer, method, terms in CASES:
+        loop = Loop(group, optimizer, method)
+        found = loop.train(0, STEPS)
+        said = oracle.local_steps(begin(), gradient, INNER[optimizer], ranks=n, steps=STEPS, **terms)
+        for step, mine in enumerate(found):
+            expected = torch.from_numpy(said["x"][step][rank]).float()
+            torch.testing.assert_close(mine, expected, rtol=2e-5, atol=1e-5, msg=f"{method} {optimizer} step {step}")
+            if (step + 1) % terms["every"] == 0:
+                assert len(set(everybody(group, digest(mine)))) == 1, (method, step)
+        stats = loop.wire.stats
+        assert stats.steps == STEPS and stats.rounds == STEPS // terms["every"]
+        assert stats.dense_bytes == 4 * NUMEL * STEPS
+        loop.wire.detach()
+        assert is_equal(group, loop.bowl), method
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_ranks_follow_the_oracle(cluster: Cluster, n: int) -> None:
+    """With SGD, AdamW, both at once; dense, sparse and in 8 bits; with every outer step."""
+    cluster.run(follow, n)
+
+
+def equalities(group: Any) -> None:
+    # One step per round, plain SGD and nothing compressed: DDP.
+    loop, bowl = Loop(group, "sgd", "local:every=1"), Bowl()
+    plain, its = DDP(bowl, process_group=group), _sgd(bowl)
+    for step in range(4):
+        loop.step(step)
+        its.zero_grad()
+        plain(loop.rank, step).backward()
+        its.step()
+        torch.testing.assert_close(flat(loop.bowl), flat(bowl), rtol=1e-5, atol=1e-6)
+    loop.wire.detach()
+    # Density 1 in fp32 leaves no error, whatever becomes of it: the mean of the parameters.
+    runs = {}
+    for method in ("local:every=2", "local:every=2,method=(dropping:density=1.0,values=fp32),error_decay=0.5"):
+        loop = Loop(group, "adamw", method)
+        runs[method] = torch.stack(loop.train(0, 6))
+        loop.wire.detach()
+    torch.testing.assert_close(*runs.values(), rtol=1e-5, atol=1e-6)
+    # In DDP, whose gradients stay where they are: the same bits as with the bare module.
+    for method in (f"local:every=3,method={SPARSE}", "sparseloco:every=2,density=0.2"):
+        alone, wrapped = Loop(group, "heavy", method), Loop(group, "heavy", method, ddp=True)
+        for one, other in zip(alone.train(0, 6), wrapped.train(0, 6), strict=True):
+            assert torch.equal(one, other)
+        assert len(set(everybody(group, digest(wrapped.bowl.w.grad)))) == 3, "a rank's own gradient"
+        alone.wire.detach()
+        wrapped.wire.detach()
+
+
+def test_special_cases_are_ddp_the_mean_and_the_bare_module(cluster: Cluster) -> None:
+    cluster.run(equalities, 3)
+
+
+def outer_step(group: Any) -> None:
+    loop = Loop(group, "adamw", f"local:every=2,method={SPARSE},outer_lr=0.7,outer_momentum=0.9")
+    watched, theta = Watched(loop.wire), nn.Parameter(flat(loop.bowl))
+    outer = torch.optim.SGD([theta], lr=0.7, momentum=0.9, nesterov=True)
+    for round_ in range(4):
+        loop.train(2 * round_, 2 * round_ + 2)
+        theta.grad = watched.means[-1]
+        outer.step()
+        assert torch.equal(flat(loop.bowl), theta.detach()), round_
+    # Nothing is lost: what was sent and what waits is what was put in.
+    put_in = torch.stack(everybody(group, torch.stack(watched.given).double().sum(0))).sum(0)
+    waits = torch.stack(everybody(group, residual(loop.wire).double())).sum(0)
+    sent = torch.stack(watched.means).double().sum(0) * 3
+    torch.testing.assert_close(sent + waits, put_in, rtol=1e-5, atol=1e-5)
+    assert waits.abs().max() > 0.01
+    rest = torch.cat([one.reshape(-1) for one in loop.wire.detach().values()])
+    torch.testing.assert_close(rest.double(), waits / 3, rtol=1e-5, atol=1e-6)
+
+
+def test_the_outer_step_is_sgds_and_nothing_is_lost(cluster: Cluster) -> None:
+    cluster.run(outer_step, 3)
+
+
+def longer(group: Any) -> None:
+    loop, bowl = Loop(group, "adamw", "local:every=100"), Bowl()
+    its, net = _adamw(bowl), loop.wire.reducer.nets.own
+    moved = net.traffic.sent, net.traffic.overhead
+    for step in range(5):
+        loop.step(step)
+        its.zero_grad()
+        bowl(loop.rank, step).backward()
+        its.step()
+        assert torch.equal(flat(loop.bowl), flat(bowl))
+    assert (net.traffic.sent, net.traffic.overhead) == moved, "nothing travels between rounds"
+    assert loop.wire.stats.rounds == 0 and loop.wire.stats.bytes_sent == 0
+    mean = torch.stack(everybody(group, flat(bowl))).mean(0)
+    before = flat(loop.bowl)
+    with loop.wire.averaged():
+        torch.testing.assert_close(flat(loop.bowl), mean, rtol=1e-6, atol=1e-6)
+        assert is_equal(group, loop.bowl)
+        text = sentence_of(ValueError, lambda: loop.step(5))
+        assert "inside averaged()" in text
+    assert torch.equal(flat(loop.bowl), before)
+    loop.wire.detach()
+    torch.testing.assert_close(flat(loop.bowl), mean, rtol=1e-5, atol=1e-6)
+    assert is_equal(group, loop.bowl)
+
+
+def test_a_round_longer_than_the_run_is_training_alone_until_detach(cluster: Cluster) -> None:
+    cluster.run(longer, 3)
+
+
+def steps_of_all_kinds(group: Any) -> None:
+    # Two backward passes are one step; a step of several optimizers is over when the last has made it, or when the next
+    # pass begins.
+    loop = Loop(group, "two", "local:every=2", check_replicas_every=1)
+    for step in range(3):
+        for optimizer in loop.optimizers:
+            optimizer.zero_grad()
+        loop.model(loop.rank, step).backward()
+        loop.model(loop.rank, step + 10).backward()
+        loop.optimizers[0].step()
+        assert loop.wire.stats.steps == step
+        loop.optimizers[1].step()
+        assert loop.wire.stats.steps == step + 1 and is_equal(group, loop.bowl) == (step == 1)
+    loop.model(loop.rank, 3).backward()
+    loop.optimizers[1].step()
+    assert loop.wire.stats.steps == 3
+    loop.model(loop.rank, 4)
+    assert loop.wire.stats.steps == 4 and loop.wire.stats.rounds == 2 and is_equal(group, loop.bowl)
+    with loop.wire.averaged():  # nothing to show
+        assert not loop.wire.reducer.shows_mean
+    loop.wire.detach()
+
+
+def test_a_step_is_what_all_optimizers_make_of_one_or_several_passes(cluster: Cluster) -> None:
+    cluster.run(steps_of_all_kinds, 2)
+
+
+def scaled(group: Any) -> None:
+    """Rank 0's gradients overflow once, so it is a step behind."""
+    loop, scaler = Loop(group, "heavy", "local:every=3"), torch.amp.GradScaler("cpu", init_scale=4.0)
+    (optimizer,) = loop.optimizers
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = loop.model(loop.rank, step)
+        if step == 1 and loop.rank == 0:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    stats = loop.wire.stats
+    assert (stats.steps, stats.rounds) == ((7, 2) if loop.rank == 0 else (8, 2))
+    with loop.wire.averaged():
+        assert is_equal(group, loop.bowl)
+    if loop.rank:  # the others reach their third round one step before rank 0, which wants to end
+        loop.step(8)
+    loop.wire.detach()
+    assert is_equal(group, loop.bowl)
+
+
+def test_steps_that_a_scaler_passes_over_do_not_count_and_ranks_wait(cluster: Cluster) -> None:
+    cluster.run(scaled, 3)
+
+
+def batch_norm(group: Any) -> None:
+    rank = dist.get_rank(group)
+    torch.manual_seed(rank)  # replicas are made equal
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    model = DDP(net, process_group=group)
+    wire = thinwire.attach(model, torch.optim.SGD(net.parameters(), lr=0.1), "local:every=3")
+    assert not model.broadcast_buffers
+    norm, alone = net[1], nn.BatchNorm1d(6)
+    optimizer = wire.edge._view.optimizers[0]  # type: ignore[attr-defined]
+    for step in range(3):
+        inputs = torch.randn(8, 4) + rank
+        with torch.no_grad():
+            alone(net[0](inputs))  # what this rank's own statistics become
+        model(inputs).square().mean().backward()
+        if step < 2:
+            assert torch.equal(norm.running_var, alone.running_var)
+        optimizer.step()
+    means = torch.stack(everybody(group, alone.running_mean))
+    variances = torch.stack(everybody(group, alone.running_var))
+    torch.testing.assert_close(norm.running_mean, means.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(norm.running_var, variances.mean(0) + means.var(0, unbiased=False), rtol=1e-5, atol=1e-6)
+    assert len(set(everybody(group, digest(norm.running_mean, norm.running_var)))) == 1
+    assert int(norm.num_batches_tracked) == 3
+    model(torch.randn(8, 4) + rank).sum().backward()
+    optimizer.step()
+    before = norm.running_mean.clone()
+    with wire.averaged():
+        assert len(set(everybody(group, digest(norm.running_mean, norm.running_var)))) == 1
+    assert torch.equal(norm.running_mean, before)
+    wire.detach()
+    assert model.broadcast_buffers
+    assert len(set(everybody(group, digest(norm.running_mean, norm.running_var, flat(net))))) == 1
+
+
+def test_running_statistics_are_those_of_all_ranks_inputs(cluster: Cluster) -> None:
+    cluster.run(batch_norm, 3)
+
+
+def half(group: Any) -> None:
+    """Parameters of two bytes and of eight beside a hierarchy of machines."""
+    for dtype in (torch.bfloat16, torch.float64):
+        bowl = Bowl().to(dtype)
+        optimizer = torch.optim.SGD(bowl.parameters(), lr=0.1)
+        machines = [[0, 1], [2, 3]]
+        method = thinwire.LocalSteps(every=2, method="dropping:density=0.5,residual=bf16", outer_momentum=0.5)
+        wire = thinwire.attach(bowl, optimizer, method, group=group, hierarchy=machines)
+        start = bowl(dist.get_rank(group), 0).item()
+        for step in range(6):
+            optimizer.zero_grad()
+            bowl(dist.get_rank(group), step).backward()
+            optimizer.step()
+        assert len(set(everybody(group, bowl.w.detach().float().sum().item()))) == 1
+        assert bowl(dist.get_rank(group), 0).item() < start and wire.stats.bytes_inside > 0
+        wire.detach()
+
+
+def test_other_types_and_a_hierarchy(cluster: Cluster) -> None:
+    cluster.run(half, 4)
+
+
+# ------------------------------------------------------------------------------------------- states
+
+
+def resumed(group: Any, n: int = 3) -> None:
+    """Five steps, a state, five more; and the same five from the state, with another model and from one file of all."""
+    for optimizer, method in (("adamw", f"local:every=4,method={SPARSE},outer_momentum=0.9"), ("two", "local:every=3")):
+        loop = Loop(group, optimizer, method)
+        loop.train(0, 5)
+        one_file = [loop.wire.state_dict(all_ranks=True)]
+        saved = through_a_file({"wire": loop.wire.state_dict(), "its": [o.state_dict() for o in loop.optimizers]})
+        dist.broadcast_object_list(one_file, dist.get_process_group_ranks(group)[0], group=group)
+        expected = loop.train(5, 10)
+        for state in (saved["wire"], one_file[0]):
+            other = Loop(group, optimizer, method)
+            with torch.no_grad():
+                other.bowl.w.add_(loop.rank)  # the state has all that is needed of the model
+            for one, kept in zip(other.optimizers, copy.deepcopy(saved["its"]), strict=True):
+                one.load_state_dict(kept)
+            other.wire.load_state_dict(state)
+            for mine, its in zip(other.train(5, 10), expected, strict=True):
+                assert torch.equal(mine, its), method
+            assert other.wire.stats.steps == 5 and other.wire.stats.rounds == loop.wire.stats.rounds
+            last = through_a_file(other.wire.state_dict()), through_a_file(loop.wire.state_dict())
+            assert last[0][f"rank {loop.rank}"]["seal"] == last[1][f"rank {loop.rank}"]["seal"]
+            other.wire.detach()
+        damaged = copy.deepcopy(saved["wire"])
+        damaged[f"rank {loop.rank}"]["aggregator"]["rounds"]["theta"]["v"][3] += 1
+        now = flat(loop.bowl)
+        text = sentence_of(ValueError, partial(loop.wire.load_state_dict, damaged))
+        assert "theta of 'v' was changed or damaged" in text and torch.equal(flat(loop.bowl), now)
+        loop.wire.detach()
+
+
+def test_a_state_resumes_bit_exact_inside_a_round(cluster: Cluster) -> None:
+    cluster.run(resumed, 3)
+
+
+METHOD = f"local:every=2,method={SPARSE},outer_momentum=0.9"
+
+
+def saving(group: Any) -> Any:
+    loop = Loop(group, "sgd", METHOD)
+    loop.train(0, 5)
+    waits = torch.stack(everybody(group, residual(loop.wire))).mean(0)
+    state = loop.wire.state_dict(all_ranks=True)
+    theta = torch.cat([loop.wire.edge._outer.theta[name].reshape(-1) for name in SIZES])  # type: ignore[attr-defined]
+    loop.wire.abandon()
+    return through_a_file(state), theta, waits
+
+
+def loading(group: Any, state: Any, theta: Tensor, waits: Tensor) -> list[str]:
+    loop = Loop(group, "sgd", METHOD)
+    handler, log = Heard(), logging.getLogger("thinwire")
+    log.addHandler(handler)
+    loop.wire.load_state_dict(state)
+    log.removeHandler(handler)
+    assert torch.equal(flat(loop.bowl), theta)
+    mean = torch.stack(everybody(group, residual(loop.wire))).mean(0)
+    torch.testing.assert_close(mean, waits, rtol=1e-5, atol=1e-6)
+    assert loop.wire.reducer.progress.step == 4 and loop.wire.stats.rounds == 2
+    loop.train(4, 6)
+    assert is_equal(group, loop.bowl) and loop.wire.stats.rounds == 3
+    loop.wire.detach()
+    return handler.sentences
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 2), (2, 3)])
+def test_another_number_of_ranks_begins_the_round_anew_with_all_that_waits(cluster: Cluster, n: int, m: int) -> None:
+    state, theta, waits = cluster.run(saving, n)[0]
+    lines = cluster.run(loading, m, state, theta, waits)
+    assert any("saved 1 steps after a round had begun, by another group" in line for line in lines[0])
+
+
+# ------------------------------------------------------------------------------------------- changes and mistakes
+
+
+def switched(group: Any) -> None:
+    loop = Loop(group, "adamw", f"local:every=4,method={SPARSE}")
+    watched = Watched(loop.wire)
+    loop.train(0, 6)
+    text = sentence_of(ValueError, lambda: loop.wire.switch("dgc:momentum_correction=false"))
+    assert "exchanges gradients, and here they stay on their ranks; call wire.detach()" in text
+    assert loop.wire.reducer.rounds is not None and loop.wire.reducer.rounds.in_round == 2
+    loop.wire.switch("local:every=2,method=(dgc:momentum_correction=false,density=0.5,dense_below=0,values=fp32)")
+    assert is_equal(group, loop.bowl) and loop.wire.stats.rounds == 2
+    loop.train(6, 8)
+    assert loop.wire.stats.rounds == 3 and is_equal(group, loop.bowl)
+    put_in = torch.stack(everybody(group, torch.stack(watched.given).double().sum(0))).sum(0)
+    sent = torch.stack(watched.means).double().sum(0) * 2
+    rest = torch.cat([one.reshape(-1) for one in loop.wire.detach().values()]) * 2
+    torch.testing.assert_close(sent + rest, put_in, rtol=1e-5, atol=1e-5)
+    # And with methods of single steps, the one behind the other.
+    model = DDP(loop.bowl, process_group=group)
+    wire = thinwire.attach(model, loop.optimizers[0], "terngrad")
+    text = sentence_of(ValueError, lambda: wire.switch("local"))
+    assert "lets ranks take optimizer steps alone, and here every gradient is exchanged" in text
+    wire.detach()
+    wire = thinwire.attach(model, loop.optimizers[0], "local:every=2")
+    wire.detach()
+    wire = thinwire.attach(model, loop.optimizers[0], "dense")
+    wire.detach()
+
+
+def test_another_rule_follows_and_nothing_is_lost(cluster: Cluster) -> None:
+    cluster.run(switched, 2)
+
+
+def not_finite(group: Any) -> None:
+    for method in ("local:every=2", f"local:every=2,method={SPARSE}"):
+        loop = Loop(group, "sgd", method)
+        loop.train(0, 3)
+        theta = loop.wire.edge._outer.theta["w"].clone()  # type: ignore[attr-defined]
+        if loop.rank == 1:
+            loop.bowl.w.data[0, 0] = float("nan")
+        text = sentence_of(NonFiniteError, partial(loop.step, 3))
+        assert text.startswith("the parameters of rank 1 hold an inf, a nan or a number beyond 1.8e19 after optimizer")
+        assert torch.equal(theta, loop.wire.edge._outer.theta["w"])  # type: ignore[attr-defined]
+        loop.wire.detach()
+        assert torch.equal(loop.bowl.w, theta) and is_equal(group, loop.bowl)
+    loop = Loop(group, "sgd", "local:every=2", on_nonfinite="skip")
+    loop.train(0, 3)
+    if loop.rank == 1:
+        loop.bowl.v.data[:] = float("inf")
+    loop.step(3)
+    assert loop.wire.stats.steps_skipped == 1 and loop.wire.stats.rounds == 1 and is_equal(group, loop.bowl)
+    loop.train(4, 6)
+    assert loop.wire.stats.rounds == 2 and is_equal(group, loop.bowl) and flat(loop.bowl).isfinite().all()
+    loop.wire.detach()
+
+
+def test_parameters_that_are_not_finite_stop_all_ranks_or_take_them_back(cluster: Cluster) -> None:
+    cluster.run(not_finite, 2)
+
+
+def lied_to(group: Any) -> None:
+    """A frame that says nothing known is refused."""
+    for row in ([9.0, 1, 1, 1, 0], [float("nan"), 1, 1, 1, 0], [0, 1.5, 1, 1, 0], [0, -1, 1, 1, 0]):
+        loop = Loop(group, "sgd", "local:every=1")
+        net = loop.wire.reducer.nets.own
+        frame = torch.tensor(row, dtype=torch.float64).view(torch.uint8)
+        net.all_gather = lambda mine, frame=frame: [frame]  # type: ignore[method-assign]
+        text = sentence_of(thinwire.FrameError, partial(loop.step, 0))
+        assert text.startswith("bad frame from rank 0: it does not say what the rank wants")
+        loop.wire.abandon()
+
+
+def test_a_frame_that_says_nothing_known_is_refused(cluster: Cluster) -> None:
+    cluster.run(lied_to, 1)
+
+
+def mistakes(group: Any) -> None:
+    bowl = Bowl()
+    before, its = flat(bowl), _sgd(bowl)
+
+    def refused(words: str, model: Any = bowl, optimizer: Any = its, method: Any = "local", **options: Any) -> None:
+        options |= {} if isinstance(model, DDP) else {"group": group}
+        text = sentence_of(ValueError, lambda: thinwire.attach(model, optimizer, method, **options))
+        assert words in text and "\n" not in text, text
+
+    rank = dist.get_rank(group)
+    refused("attach needs a torch optimizer, not NoneType", optimizer=None)
+    refused("the optimizer does not own 1 of the model's 2 parameters", optimizer=torch.optim.SGD([bowl.w], lr=0.1))
+    refused("guard watches the gradients that are exchanged", guard="warn")
+    refused('on_nonfinite must be "raise" or "skip"', on_nonfinite="stop")
+    refused("ranks differ in method", method=f"local:every={2 + rank}")
+    refused("ranks differ in the optimizer's options", optimizer=torch.optim.SGD(bowl.parameters(), lr=0.1 + rank))
+    refused("group= is for bare modules with local steps", method="dgc")
+    refused("find_unused_parameters=True makes DDP send", DDP(bowl, process_group=group, find_unused_parameters=True))
+    text = sentence_of(ValueError, lambda: thinwire.attach(bowl, its, "dense"))
+    assert "not Bowl; wrap it: DDP(model), or take local steps: thinwire.LocalSteps()" in text
+    text = sentence_of(ValueError, lambda: thinwire.Reducer(bowl.named_parameters(), "sparseloco", group, its))
+    assert "give it to thinwire.attach with a bare module or a DistributedDataParallel model" in text
+    assert torch.equal(flat(bowl), before) and not its._optimizer_step_post_hooks
+
+    wire = thinwire.attach(bowl, its, "local", group=group)
+    refused("this model is attached already")
+    text = sentence_of(ValueError, (lambda: wire.switch("local:every=2")) if rank else wire.detach)
+    assert "ranks do different things, detach() on rank 0 and switch() on rank 1; call the same on all ranks" in text
+    wire.detach()
+
+
+def test_mistakes_are_one_sentence_on_all_ranks_and_change_nothing(cluster: Cluster) -> None:
+    cluster.run(mistakes, 2)
+
+
+def test_thinwire_train_takes_local_steps(tmp_path: Path) -> None:
+    spec = "local:every=5,method=(dropping:density=0.1)"
+    given = ("thinwire", "train", "--recipe", "digits", "--workers", "2", "--epochs", "2", "--method", spec)
+    done = command(*given, "--out", str(tmp_path / "run"), timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = run_of(tmp_path / "run", spec)
+    assert found["ratio"] > 50 and found["metric"] > 60 and found["steps"] % 5
+    done = command(*given, "--in-process")
+    assert done.returncode and f"--in-process exchanges a gradient at every step, and {spec}" in " ".join(
+        done.stderr.split()
+    )
+
+
+def warned(group: Any) -> None:
+    loop = Loop(group, "sgd", "local:every=3")
+    lines: list[str] = []
+    loop.wire.log_every(2, lines.append)
+    loop.train(0, 4)
+    if loop.rank == 0:
+        assert [line.partition(":")[0] for line in lines] == ["step 2", "step 4"]
+        assert "nothing sent" in lines[0] and "instead of" in lines[1]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        loop.bowl.eval()
+        with torch.no_grad():
+            loop.model(loop.rank, 9)
+    assert any("evaluate" in str(one.message) for one in told)
+    stats = loop.wire.stats
+    assert stats.round_distance is not None and 0 < stats.round_distance < 2
+    loop.wire.detach()
+    loop.bowl.train()
+    loop.step(5)  # the module is a plain one again
+
+
+def test_what_a_loop_is_told(cluster: Cluster) -> None:
+    cluster.run(warned, 2)

@@ -1,0 +1,110 @@
+"""What methods have in common whose ranks take optimizer steps alone and then exchange how far they went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thinwire.engine.layout import Layout
+from thinwire.engine.protocols import Aggregator
+from thinwire.memory.base import StatefulMemory
+from thinwire.memory.clipping import LocalClipping
+from thinwire.methods.adviser_traits import Advised
+from thinwire.methods.base import Method, Rows
+from thinwire.methods.options import is_count, is_number, require
+from thinwire.transport import Net
+
+_OF_STEPS = "it predicts single steps, and these exchange after several"
+UNPREDICTED = Advised(why_not_sgd=_OF_STEPS, why_not_other=_OF_STEPS)
+
+
+class RoundMethod(Method):
+    """A method of rounds: its ``inner`` method compresses the differences of the parameters, its ``outer_rule`` says
+    what is done with their mean."""
+
+    gives_step_gradient = True  # this rank's own, which a loop may clip as without thinwire
+
+    @property
+    def inner(self) -> Method:
+        """What compresses the differences."""
+        raise NotImplementedError
+
+    @property
+    def decay(self) -> float:
+        """The factor of what was not sent, before a difference is added to it."""
+        return 1.0
+
+    @property
+    def averaging_interval(self) -> int | None:
+        assert self.outer_rule is not None
+        return self.outer_rule.every
+
+    @property
+    def replicas_drift(self) -> bool:
+        return True
+
+    def aggregator(self, net: Net, optimizer_is_sgd: bool) -> Aggregator:
+        try:
+            made = self.inner.assembled(net, lambda _: False)  # the optimizer's momentum stays with it
+        except ValueError as problem:
+            raise ValueError(f"{self.name}: {problem}") from None
+        for part in getattr(made, "members", (made,)):
+            _let_decay(getattr(part, "memory", None), self.decay)
+        return made
+
+    def assembled(self, net: Net, of_sgd: Callable[[Method], bool]) -> Aggregator:
+        return self.aggregator(net, False)
+
+    @property
+    def estimates_mean(self) -> bool:
+        return self.inner.estimates_mean
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return self.inner.state_dtype
+
+    def is_coded(self, name: str, shape: torch.Size) -> bool:
+        return self.inner.is_coded(name, shape)
+
+    def layout(self, rows: Rows, *, model: Rows | None = None, compress: bool = True) -> Layout:
+        return self.inner.layout(rows, model=model, compress=compress)
+
+    @property
+    def bucket_independent(self) -> bool:
+        return self.inner.bucket_independent
+
+    @property
+    def whole_model(self) -> bool:
+        return self.inner.whole_model
+
+    def check_names(self, names: list[str]) -> None:
+        self.inner.check_names(names)
+
+
+def _let_decay(memory: Any, decay: float) -> None:
+    while isinstance(memory, LocalClipping):
+        memory = memory.inner
+    if isinstance(memory, StatefulMemory):
+        memory.decay = decay
+
+
+def check_rule(method: Any) -> None:
+    """The options of a rule that a method has."""
+    require(
+        is_count(method.every, 1),
+        f"{method.name}: every must be a number of optimizer steps of at least 1, not {method.every!r}",
+    )
+    rate, momentum = getattr(method, "outer_lr", 1.0), getattr(method, "outer_momentum", 0.0)
+    require(is_number(rate) and rate > 0, f"{method.name}: outer_lr must be above 0, not {rate!r}")
+    require(
+        is_number(momentum) and 0 <= momentum < 1,
+        f"{method.name}: outer_momentum must lie in [0, 1), not {momentum!r}",
+    )
+    decay = getattr(method, "error_decay", 1.0)
+    require(
+        is_number(decay) and 0 <= decay <= 1,
+        f"{method.name}: error_decay is what is kept of a residual from round to round and must lie in [0, 1], not "
+        f"{decay!r}",
+    )

@@ -1,0 +1,59 @@
+"""SparseLoCo (Sarfi et al., 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from thinwire.engine.outer_step import OuterRule
+from thinwire.methods.adviser_traits import Advised
+from thinwire.methods.dropping import GradientDropping
+from thinwire.methods.registry import method
+from thinwire.methods.rounds import UNPREDICTED, RoundMethod, check_rule
+
+
+@method("sparseloco")
+@dataclass(frozen=True, kw_only=True)
+class SparseLoCo(RoundMethod):
+    """SparseLoCo: local steps whose differences travel as the largest of every 4,096 elements, in 2 bits each.
+
+    every        optimizer steps between two exchanges
+    density      share of each 4,096 consecutive elements of a tensor that is sent, in (0, 1]
+    values       how they travel, see DGC
+    error_decay  what is kept from round to round of what was not sent
+    outer_lr     rate of the common step
+    exclude      names of parameters that travel dense, with * and ?: ("4.weight", "head.*")
+
+    It is ``LocalSteps`` with ``GradientDropping(scope="chunk")``. What ranks send is divided by their number. A part of
+    what was not sent is lost, by design.
+    """
+
+    benched: ClassVar[tuple[str, ...]] = ()
+    advised: ClassVar[Advised] = UNPREDICTED
+
+    every: int = 15
+    density: float = 0.0156
+    values: str = "int2"
+    error_decay: float = 0.95
+    outer_lr: float = 1.0
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_rule(self)
+        try:
+            object.__setattr__(self, "exclude", self.inner.exclude)
+        except ValueError as problem:
+            raise ValueError(f"{self.name}: {str(problem).removeprefix('dropping: ')}") from None
+
+    @cached_property
+    def inner(self) -> GradientDropping:
+        return GradientDropping(density=self.density, scope="chunk", values=self.values, exclude=self.exclude)
+
+    @property
+    def decay(self) -> float:
+        return self.error_decay
+
+    @property
+    def outer_rule(self) -> OuterRule:
+        return OuterRule(self.every, self.outer_lr)

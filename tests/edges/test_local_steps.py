@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,144 +11,32 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from bowls import (
+    INNER,
+    NUMEL,
+    OPTIMIZERS,
+    SPARSE,
+    SPLIT,
+    Bowl,
+    Loop,
+    Watched,
+    begin,
+    everybody,
+    flat,
+    gradient,
+    is_equal,
+    plain_sgd,
+    residual,
+)
 from cluster import Cluster
 from command import command, run_of
-from heard import Heard
 from oracles import local_steps as oracle
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from workers import digest, sentence_of, through_a_file
+from workers import digest, sentence_of
 
 import thinwire
 from thinwire.errors import NonFiniteError
-
-SIZES = {"w": (7, 5), "v": (11,)}
-NUMEL, SPLIT = 46, 35
-SPARSE = "(dropping:density=0.25,values=fp32)"
-
-
-class Bowl(nn.Module):
-    """The gradient of every element x is s x + noise(rank, step)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        start = torch.from_numpy(begin().astype(np.float32))
-        self.w, self.v = nn.Parameter(start[:SPLIT].view(7, 5).clone()), nn.Parameter(start[SPLIT:].clone())
-
-    def forward(self, rank: int, step: int) -> Tensor:
-        x = torch.cat([self.w.reshape(-1), self.v])
-        s, noise = (torch.from_numpy(part.astype(np.float32)) for part in (slopes(), pull(rank, step)))
-        return (0.5 * s * x * x + noise * x).sum()
-
-
-def begin() -> np.ndarray:
-    return np.random.default_rng(1).standard_normal(NUMEL).astype(np.float32).astype(np.float64)
-
-
-def slopes() -> np.ndarray:
-    return np.random.default_rng(2).uniform(0.2, 1.0, NUMEL).astype(np.float32).astype(np.float64)
-
-
-def pull(rank: int, step: int) -> np.ndarray:
-    return np.random.default_rng([3, rank, step]).standard_normal(NUMEL).astype(np.float32).astype(np.float64)
-
-
-def gradient(rank: int, x: np.ndarray, step: int) -> np.ndarray:
-    return slopes() * x + pull(rank, step)
-
-
-def flat(module: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-
-
-def everybody(group: Any, mine: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group=group)
-    return found
-
-
-def is_equal(group: Any, module: nn.Module) -> bool:
-    return len(set(everybody(group, digest(flat(module))))) == 1
-
-
-def _sgd(bowl: Any) -> Any:
-    return torch.optim.SGD(bowl.parameters(), lr=0.1)
-
-
-def _heavy(bowl: Any) -> Any:
-    return torch.optim.SGD(bowl.parameters(), lr=0.05, momentum=0.9)
-
-
-def _adamw(bowl: Any) -> Any:
-    return torch.optim.AdamW(bowl.parameters(), lr=0.05, weight_decay=0.1)
-
-
-def _two(bowl: Any) -> Any:
-    return [torch.optim.SGD([bowl.w], lr=0.1), torch.optim.AdamW([bowl.v], lr=0.05, weight_decay=0.1)]
-
-
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {"sgd": _sgd, "heavy": _heavy, "adamw": _adamw, "two": _two}
-
-
-def own_two(rank: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    first, second = oracle.sgd(0.1)(rank), oracle.adamw(0.05, 0.1)(rank)
-    return lambda x, g: np.concatenate([first(x[:SPLIT], g[:SPLIT]), second(x[SPLIT:], g[SPLIT:])])
-
-
-INNER: dict[str, Any] = {
-    "sgd": oracle.sgd(0.1),
-    "heavy": oracle.sgd(0.05, 0.9),
-    "adamw": oracle.adamw(0.05, 0.1),
-    "two": own_two,
-}
-
-
-class Loop:
-    """A training of a bowl with local steps; of the bare module, or in DDP."""
-
-    def __init__(self, group: Any, optimizer: str, method: Any, ddp: bool = False, **options: Any) -> None:
-        self.group, self.rank, self.bowl = group, dist.get_rank(group), Bowl()
-        self.model: Any = DDP(self.bowl, process_group=group) if ddp else self.bowl
-        made = OPTIMIZERS[optimizer](self.bowl)
-        self.optimizers = made if isinstance(made, list) else [made]
-        options |= {} if ddp else {"group": group}
-        self.wire = thinwire.attach(self.model, made, method, **options)
-
-    def step(self, step: int) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        self.model(self.rank, step).backward()
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def train(self, first: int, last: int) -> list[Tensor]:
-        trajectory = []
-        for step in range(first, last):
-            self.step(step)
-            trajectory.append(flat(self.bowl))
-        return trajectory
-
-
-class Watched:
-    """Copies of what entered a reducer and of what came out of it, one vector per round."""
-
-    def __init__(self, wire: thinwire.Wire) -> None:
-        self.given: list[Tensor] = []
-        self.means: list[Tensor] = []
-        reduce = wire.reducer.reduce
-
-        def watched(differences: dict[str, Tensor]) -> None:
-            self.given.append(torch.cat([d.reshape(-1) for d in differences.values()]).clone())
-            reduce(differences)
-            self.means.append(torch.cat([d.reshape(-1) for d in differences.values()]).clone())
-
-        wire.reducer.reduce = watched  # type: ignore[method-assign,assignment]
-
-
-def residual(wire: thinwire.Wire) -> Tensor:
-    kept = wire.reducer.running.kept("residual")
-    return torch.cat([kept[name] for name in SIZES])
-
 
 # ------------------------------------------------------------------------------------------- what is computed
 
@@ -212,7 +97,7 @@ def test_ranks_follow_the_oracle(cluster: Cluster, n: int) -> None:
 def equalities(group: Any) -> None:
     # One step per round, plain SGD and nothing compressed: DDP.
     loop, bowl = Loop(group, "sgd", "local:every=1"), Bowl()
-    plain, its = DDP(bowl, process_group=group), _sgd(bowl)
+    plain, its = DDP(bowl, process_group=group), plain_sgd(bowl)
     for step in range(4):
         loop.step(step)
         its.zero_grad()
@@ -266,7 +151,7 @@ def test_the_outer_step_is_sgds_and_nothing_is_lost(cluster: Cluster) -> None:
 
 def longer(group: Any) -> None:
     loop, bowl = Loop(group, "adamw", "local:every=100"), Bowl()
-    its, net = _adamw(bowl), loop.wire.reducer.nets.own
+    its, net = OPTIMIZERS["adamw"](bowl), loop.wire.reducer.nets.own
     moved = net.traffic.sent, net.traffic.overhead
     for step in range(5):
         loop.step(step)
@@ -406,79 +291,6 @@ def test_other_types_and_a_hierarchy(cluster: Cluster) -> None:
     cluster.run(half, 4)
 
 
-# ------------------------------------------------------------------------------------------- states
-
-
-def resumed(group: Any, n: int = 3) -> None:
-    """Five steps, a state, five more; and the same five from the state, with another model and from one file of all."""
-    for optimizer, method in (("adamw", f"local:every=4,method={SPARSE},outer_momentum=0.9"), ("two", "local:every=3")):
-        loop = Loop(group, optimizer, method)
-        loop.train(0, 5)
-        one_file = [loop.wire.state_dict(all_ranks=True)]
-        saved = through_a_file({"wire": loop.wire.state_dict(), "its": [o.state_dict() for o in loop.optimizers]})
-        dist.broadcast_object_list(one_file, dist.get_process_group_ranks(group)[0], group=group)
-        expected = loop.train(5, 10)
-        for state in (saved["wire"], one_file[0]):
-            other = Loop(group, optimizer, method)
-            with torch.no_grad():
-                other.bowl.w.add_(loop.rank)  # the state has all that is needed of the model
-            for one, kept in zip(other.optimizers, copy.deepcopy(saved["its"]), strict=True):
-                one.load_state_dict(kept)
-            other.wire.load_state_dict(state)
-            for mine, its in zip(other.train(5, 10), expected, strict=True):
-                assert torch.equal(mine, its), method
-            assert other.wire.stats.steps == 5 and other.wire.stats.rounds == loop.wire.stats.rounds
-            last = through_a_file(other.wire.state_dict()), through_a_file(loop.wire.state_dict())
-            assert last[0][f"rank {loop.rank}"]["seal"] == last[1][f"rank {loop.rank}"]["seal"]
-            other.wire.detach()
-        damaged = copy.deepcopy(saved["wire"])
-        damaged[f"rank {loop.rank}"]["aggregator"]["rounds"]["theta"]["v"][3] += 1
-        now = flat(loop.bowl)
-        text = sentence_of(ValueError, partial(loop.wire.load_state_dict, damaged))
-        assert "theta of 'v' was changed or damaged" in text and torch.equal(flat(loop.bowl), now)
-        loop.wire.detach()
-
-
-def test_a_state_resumes_bit_exact_inside_a_round(cluster: Cluster) -> None:
-    cluster.run(resumed, 3)
-
-
-METHOD = f"local:every=2,method={SPARSE},outer_momentum=0.9"
-
-
-def saving(group: Any) -> Any:
-    loop = Loop(group, "sgd", METHOD)
-    loop.train(0, 5)
-    waits = torch.stack(everybody(group, residual(loop.wire))).mean(0)
-    state = loop.wire.state_dict(all_ranks=True)
-    theta = torch.cat([loop.wire.edge._outer.theta[name].reshape(-1) for name in SIZES])  # type: ignore[attr-defined]
-    loop.wire.abandon()
-    return through_a_file(state), theta, waits
-
-
-def loading(group: Any, state: Any, theta: Tensor, waits: Tensor) -> list[str]:
-    loop = Loop(group, "sgd", METHOD)
-    handler, log = Heard(), logging.getLogger("thinwire")
-    log.addHandler(handler)
-    loop.wire.load_state_dict(state)
-    log.removeHandler(handler)
-    assert torch.equal(flat(loop.bowl), theta)
-    mean = torch.stack(everybody(group, residual(loop.wire))).mean(0)
-    torch.testing.assert_close(mean, waits, rtol=1e-5, atol=1e-6)
-    assert loop.wire.reducer.progress.step == 4 and loop.wire.stats.rounds == 2
-    loop.train(4, 6)
-    assert is_equal(group, loop.bowl) and loop.wire.stats.rounds == 3
-    loop.wire.detach()
-    return handler.sentences
-
-
-@pytest.mark.parametrize(("n", "m"), [(3, 2), (2, 3)])
-def test_another_number_of_ranks_begins_the_round_anew_with_all_that_waits(cluster: Cluster, n: int, m: int) -> None:
-    state, theta, waits = cluster.run(saving, n)[0]
-    lines = cluster.run(loading, m, state, theta, waits)
-    assert any("saved 1 steps after a round had begun, by another group" in line for line in lines[0])
-
-
 # ------------------------------------------------------------------------------------------- changes and mistakes
 
 
@@ -558,7 +370,7 @@ def test_a_frame_that_says_nothing_known_is_refused(cluster: Cluster) -> None:
 
 def mistakes(group: Any) -> None:
     bowl = Bowl()
-    before, its = flat(bowl), _sgd(bowl)
+    before, its = flat(bowl), plain_sgd(bowl)
 
     def refused(words: str, model: Any = bowl, optimizer: Any = its, method: Any = "local", **options: Any) -> None:
         options |= {} if isinstance(model, DDP) else {"group": group}

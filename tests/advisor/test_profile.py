@@ -183,4 +183,4 @@ def test_profile_of_real_ranks_is_the_same_and_counts_no_bytes(cluster: Cluster)
 
 def test_frames_grow_with_the_model_where_they_are_gathered() -> None:
     grow = {spec for spec in thinwire.METHODS if frames_grow(thinwire.parse_method(spec))}
-    assert grow == {"dgc", "gtopk", "dropping", "perlayer"}  # the last is dgc unless told
+    assert grow == {"dgc", "gtopk", "dropping", "perlayer", "sparseloco"}  # perlayer is dgc unless told

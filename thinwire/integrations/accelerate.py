@@ -7,6 +7,7 @@ wire = attach(accelerator, model, optimizer, "dgc")
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 from accelerate import Accelerator
@@ -31,12 +32,13 @@ def attach(
     """
     wire = attach_model(model, optimizer, method, **{"scaler": accelerator.scaler, **options})
     bare = accelerator.unwrap_model(model)
-    registered = [one for one in getattr(accelerator, "_custom_objects", []) if isinstance(one, _StateOfAllRanks)]
+    registered = _registered.setdefault(accelerator, [])
     for earlier in registered:
         if earlier.model is bare:  # attached again; an accelerator lets go of nothing
             earlier.wire = wire
             return wire
     saved = _StateOfAllRanks(bare, wire)
+    registered.append(saved)
     accelerator.register_for_checkpointing(saved)
 
     def save_mean(models: list[nn.Module], weights: list[Any], folder: str) -> None:
@@ -64,3 +66,6 @@ class _StateOfAllRanks:
             self.wire.load_state_dict(state)
         else:  # the model was detached when it was saved
             log.warning(NOTHING_SAVED)
+
+
+_registered: weakref.WeakKeyDictionary[Accelerator, list[_StateOfAllRanks]] = weakref.WeakKeyDictionary()

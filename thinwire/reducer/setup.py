@@ -98,7 +98,7 @@ def agree(
             check_watched(chosen, watching.guard, watching.check_replicas_every, watching.guard_every)
             check_sharded(chosen, watching.guard, terms.shards)
             check_rounds(chosen, terms.in_rounds)
-            check_seen(parent, machines, optimizer or terms.in_rounds, watching.check_replicas_every)
+            check_seen(parent, machines, optimizer is not None or terms.in_rounds, watching.check_replicas_every)
     except (ValueError, RuntimeError) as problem:
         error = str(problem)
     if parent is not None:
@@ -262,11 +262,11 @@ def check_rounds(method: Method, in_rounds: bool) -> None:
         )
 
 
-def check_seen(parent: Any, machines: Any, optimizer: Any, check_replicas_every: int | None) -> None:
+def check_seen(parent: Any, machines: Any, sees_steps: bool, check_replicas_every: int | None) -> None:
     """Raise where an option would do nothing."""
     if machines is not None and parent is None:
         raise ValueError("hierarchy needs a process group: ranks that are threads are all on one machine")
-    if check_replicas_every is not None and optimizer is None:
+    if check_replicas_every is not None and not sees_steps:
         raise ValueError(
             "check_replicas_every compares the parameters after optimizer steps and must see them; give optimizer="
         )

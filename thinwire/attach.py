@@ -15,7 +15,7 @@ from thinwire.advisor.default_method import SENTENCE, default_for
 from thinwire.edges.attach_local import attach_local
 from thinwire.edges.bucket_fusion import choice as fusion_choice
 from thinwire.edges.ddp_edge import DdpEdge
-from thinwire.edges.ddp_hook import THAWED, has_foreign_hook, is_attached
+from thinwire.edges.ddp_hook import FOREIGN_HOOK, THAWED, has_foreign_hook, is_attached
 from thinwire.edges.fsdp_checks import check_no_mesh, is_fully_sharded
 from thinwire.edges.fsdp_edge import attach_shards
 from thinwire.edges.local import has_rounds
@@ -23,6 +23,7 @@ from thinwire.edges.no_process_group import WireAlone, is_alone
 from thinwire.edges.wire import Wire
 from thinwire.engine.hierarchy import sends_nothing
 from thinwire.engine.step_skipper import Scaler
+from thinwire.errors import ATTACHED_ALREADY
 from thinwire.methods import Dense, Method
 from thinwire.reducer import EdgeTerms, HierarchySpec, Optimizers, Reducer
 from thinwire.torch_private import exchanged_by_ddp, ignored_by_ddp, uncompiled
@@ -127,9 +128,7 @@ def attach(
             "local steps: thinwire.LocalSteps()"
         )
     if is_attached(model):
-        raise ValueError(
-            "this model is attached already; use wire.switch(method) to change the method, or wire.detach()"
-        )
+        raise ValueError(ATTACHED_ALREADY)
     auto = isinstance(method, str) and method.strip().lower() == "auto"
     error, fusion, why = None, "", ""
     try:
@@ -173,7 +172,7 @@ def trainable(model: DistributedDataParallel) -> dict[str, Tensor]:
 
 def _check_model(model: DistributedDataParallel) -> None:
     if has_foreign_hook(model):
-        raise ValueError("this model has a communication hook already and DDP takes only one; wrap it in a new DDP")
+        raise ValueError(FOREIGN_HOOK)
     for name, module in model.module.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ValueError(f"module {name!r} makes sparse gradients, which DDP hooks cannot take; use sparse=False")

@@ -1,5 +1,6 @@
 """The error types that are not plain ValueErrors, and sentences that two rooms say."""
 
+ATTACHED_ALREADY = "this model is attached already; use wire.switch(method) to change the method, or wire.detach()"
 UNCOPIED = (
     "a wire and its reducer belong to one model and process group and cannot be copied or saved; save "
     "wire.state_dict(), or attach the copy of the model"

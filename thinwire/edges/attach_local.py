@@ -14,6 +14,7 @@ from thinwire.edges.local import check_local, local_edge_of, optimizers_for
 from thinwire.edges.local_edge import LocalEdge
 from thinwire.edges.wire import Wire
 from thinwire.engine.step_skipper import Scaler, check_skipping
+from thinwire.errors import ATTACHED_ALREADY
 from thinwire.methods import Method
 from thinwire.reducer import EdgeTerms, Optimizers, Reducer
 from thinwire.reducer.setup import options_of
@@ -34,9 +35,7 @@ def attach_local(
     """``thinwire.attach`` with a method of local steps; the options are the reducer's."""
     is_ddp = isinstance(model, DistributedDataParallel)
     if local_edge_of(model) is not None or (isinstance(model, DistributedDataParallel) and is_attached(model)):
-        raise ValueError(
-            "this model is attached already; use wire.switch(method) to change the method, or wire.detach()"
-        )
+        raise ValueError(ATTACHED_ALREADY)
     module = model.module if isinstance(model, DistributedDataParallel) else model
     parameters: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
     error, view, seen = None, None, {}

@@ -35,6 +35,8 @@ _DETACHED = (
     "call thinwire.attach again, or wrap the module in a new DistributedDataParallel"
 )
 
+FOREIGN_HOOK = "this model has a communication hook already and DDP takes only one; wrap it in a new DDP"
+
 THAWED = (
     "parameter {!r} is trained, but was frozen or not there when the model was wrapped in DistributedDataParallel, "
     "which does not exchange its gradient; unfreeze first, then wrap the module in a new DDP and attach that"

@@ -33,7 +33,7 @@ from thinwire.edges.used_parameters import UsedParameters
 from thinwire.edges.wire import Wire
 from thinwire.engine.optimizer import OptimizerView
 from thinwire.engine.shards import local_of, sharded_like
-from thinwire.errors import TRAINED_INSIDE, UNCOPIED
+from thinwire.errors import ATTACHED_ALREADY, TRAINED_INSIDE, UNCOPIED
 from thinwire.methods import Dense, Method
 from thinwire.monitor.clip_warning import ClipAfterExchangeWarning
 from thinwire.monitor.size_warning import SizeWarning
@@ -64,9 +64,7 @@ def attach_shards(
     """``thinwire.attach`` of a model of ``fully_shard``; the options are the reducer's. Where no method is given,
     ``default`` makes one of the whole parameters and the number of replicas, and says why, which is returned, too."""
     if has_edge(model):
-        raise ValueError(
-            "this model is attached already; use wire.switch(method) to change the method, or wire.detach()"
-        )
+        raise ValueError(ATTACHED_ALREADY)
     check_mesh(model, mesh)
     parameters, error, why = trained(model), None, ""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.edges.ddp_hook import has_foreign_hook
+from thinwire.edges.ddp_hook import FOREIGN_HOOK, has_foreign_hook
 from thinwire.engine.optimizer import OptimizerView
 from thinwire.methods import Method, parse_method
 from thinwire.reducer import Optimizers
@@ -45,7 +45,7 @@ def check_local(model: nn.Module, guard: object) -> None:
     """Raise where a model or an option does not go with local steps."""
     if isinstance(model, DistributedDataParallel):
         if has_foreign_hook(model):
-            raise ValueError("this model has a communication hook already and DDP takes only one; wrap it in a new DDP")
+            raise ValueError(FOREIGN_HOOK)
         if model.find_unused_parameters:
             raise ValueError(
                 "find_unused_parameters=True makes DDP send something at every backward pass, which local steps do "

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from thinwire.transport import Net, overhead
 
-PASSES = (
-    3  # in which the ranks ask each other; where all of them used everything, they save the round trip from then on
-)
+# In which the ranks ask each other; where all of them used everything, they save the round trip from then on.
+PASSES = 3
 UNUSED_LATER = (
     "parameter {!r} got no gradient in this backward pass, and all did in the first ones, so other replicas may wait; "
     "call model.set_reduce_scatter_unused_params(True), which makes zeros of what a pass does not use"

@@ -37,7 +37,7 @@ class DiLoCo(RoundMethod):
     def __post_init__(self) -> None:
         check_rule(self)
         try:
-            assert self.inner is not None
+            Dense(dtype=self.dtype)
         except ValueError as problem:
             raise ValueError(f"{self.name}: {str(problem).removeprefix('dense: ')}") from None
 

@@ -296,6 +296,37 @@ NOW: dict[str, str] = {
 }
 
 
+def steps(every: int, density: float, more: str = "") -> str:
+    """Local steps whose differences travel as the largest of every 4,096 elements, in 2 bits."""
+    return f"--method local:every={every},method=(dropping:density={density},scope=chunk,values=int2){more}"
+
+
+WT2 = "--recipe wikitext2-transformer --epochs 10"
+
+# Local steps beside dense, each with learning rates of its own; at about 100x, 200x, 500x, 1,500x and 3,000x.
+LOCAL: dict[str, str] = {
+    **{f"ls-wt2-dense-{lr}-s0": f"{WT2} --set lr={lr} --method dense" for lr in (0.001, 0.002)},
+    **{f"ls-wt2-5-0.1-{lr}-s0": f"{WT2} --set lr={lr} {steps(5, 0.1, ',error_decay=0.95')}" for lr in (0.001, 0.002)},
+    "ls-wt2-5-0.2-0.002-s0": f"{WT2} --set lr=0.002 {steps(5, 0.2, ',error_decay=0.95')}",
+    "ls-wt2-5-dense-0.002-s0": f"{WT2} --set lr=0.002 --method local:every=5",
+    "ls-wt2-15-sparseloco-0.002-s0": f"{WT2} --set lr=0.002 --method sparseloco",
+    **{f"ls-r20-5-0.2-{lr}-s0": f"{R20},lr={lr} --epochs 30 {steps(5, 0.2)}" for lr in (0.2, 0.4)},
+    **{f"ls-r20-5-0.1-{lr}-s0": f"{R20},lr={lr} --epochs 30 {steps(5, 0.1)}" for lr in (0.1, 0.2, 0.4)},
+    **{f"ls-r20-3-0.06-{lr}-s0": f"{R20},lr={lr} --epochs 30 {steps(3, 0.06)}" for lr in (0.2, 0.4)},
+    **{f"ls-r20-dense-{lr}-s0": f"{R20},lr={lr} --epochs 30 --method dense" for lr in (0.1, 0.4)},
+    "ls-r20-10-0.1-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(10, 0.1)}",
+    "ls-vgg-5-0.2-0.1-s0": f"{VGG},lr=0.1 --epochs 30 {steps(5, 0.2)}",
+    **{f"ls-vgg-5-0.1-{lr}-s0": f"{VGG},lr={lr} --epochs 30 {steps(5, 0.1)}" for lr in (0.1, 0.2)},
+    "ls-vgg-3-0.12-0.1-s0": f"{VGG},lr=0.1 --epochs 30 {steps(3, 0.12)}",
+    "ls-r20-5-dense-0.2-s0": f"{R20},lr=0.2 --epochs 30 --method local:every=5",
+    "ls-r20-5-0.1-0.95-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(5, 0.1, ',error_decay=0.95')}",
+    "ls-r20-10-0.4-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(10, 0.4)}",
+    "ls-r20-3-0.06-int8-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(3, 0.06)}".replace("int2", "int8"),
+    "ls-r20-15-0.05-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(15, 0.05)}",
+    "ls-r20-10-dense-0.2-s0": f"{R20},lr=0.2 --epochs 30 --method local:every=10",
+}
+
+
 # What the methods did by default at that time and do not do any more.
 THEN_EARLIER = {"dgc": {"scope": "tensor", "direct_decay": "false"}, "dropping": {"values": "fp32"}}
 THEN_LATER = {"dgc": {"scope": "tensor"}, "gtopk": {"direct_decay": "true"}, "dropping": {"values": "fp32"}}
@@ -327,6 +358,7 @@ RUNS = {
     **{name: as_it_was(as_steep(command), THEN_EARLIER) for name, command in EARLIER.items()},
     **{name: as_it_was(command, THEN_LATER) for name, command in LATER.items()},
     **NOW,
+    **LOCAL,
 }
 
 

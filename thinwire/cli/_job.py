@@ -67,9 +67,6 @@ class Job:
         except ValueError as error:
             is_auto = str(error).startswith("unknown method 'auto'")
             raise Complaint(f"{error}{AUTO if is_auto else ''}.") from error
-        rounds = [spec for spec, method in zip(specs, methods, strict=True) if peers.parse(method).outer_rule]
-        if others.get("in_process") and rounds:
-            raise Complaint(f"--in-process exchanges a gradient at every step, and {rounds[0]} does not; leave it out.")
         if RECIPES[recipe].needs_data and data is None:
             raise Complaint(_missing_data(recipe))
         if data is not None and not RECIPES[recipe].needs_data:

@@ -339,7 +339,8 @@ def evaluate(
 ) -> float:
     """The recipe's metric on the whole test set, every rank judging its part; ``averaged`` is the wire's."""
     module.eval()
-    share_batch_statistics(module, net)
+    if method.outer_rule is None:  # else averaged() has those of all ranks
+        share_batch_statistics(module, net)
     # Where replicas drift apart between averagings their mean counts; where none is ever made, everybody's own.
     totals = torch.zeros(recipe.num_scores, dtype=torch.float64)
     with averaged() if method.averaging_interval else nullcontext():

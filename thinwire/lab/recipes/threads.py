@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from thinwire.edges.local import optimizers_for
+from thinwire.edges.local_edge import LocalEdge
+from thinwire.edges.wire import Wire
 from thinwire.lab.recipes.base import Batch, Recipe, samples_in
 from thinwire.lab.recipes.events import Report
 from thinwire.lab.recipes.joint import JointStep
 from thinwire.lab.recipes.loop import Training, TrainingPlan
-from thinwire.reducer import Reducer
+from thinwire.reducer import EdgeTerms, Reducer
 from thinwire.transport import ThreadNet, ThreadWorld
 
 
@@ -48,9 +52,13 @@ class ThreadTraining(Training):
     def _distributed(self) -> nn.Module:
         return self.module
 
-    def _attached(self) -> Reducer:
+    def _attached(self) -> Any:
         trained = ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
-        return Reducer(trained, self.method, self._wire_net, self.optimizer)
+        if self.method.outer_rule is None:
+            return Reducer(trained, self.method, self._wire_net, self.optimizer)
+        reducer = Reducer(trained, self.method, self._wire_net, terms=EdgeTerms(in_rounds=True))
+        view = optimizers_for(reducer.parameters, self.optimizer, self.method)
+        return Wire(reducer, LocalEdge(self.module, reducer, view))
 
     @contextmanager
     def _own_turn(self, rank: int, device: torch.device) -> Iterator[None]:
@@ -73,5 +81,6 @@ class ThreadTraining(Training):
         else:
             with self._own_turn(self.net.rank, self.recipe.device):
                 loss, samples = super()._gradients(batches)
-        self.wire.reduce({name: p.grad for name, p in self.wire.parameters.items()})
+        if self.method.outer_rule is None:  # else the optimizer's step takes differences to the others
+            self.wire.reduce({name: p.grad for name, p in self.wire.parameters.items()})
         return loss, samples

@@ -301,27 +301,34 @@ def steps(every: int, density: float, more: str = "") -> str:
     return f"--method local:every={every},method=(dropping:density={density},scope=chunk,values=int2){more}"
 
 
-WT2 = "--recipe wikitext2-transformer --epochs 10"
+WT2 = "--recipe wikitext2-transformer --epochs 10 --set precision=bf16"
+DECAYED = ",error_decay=0.95"
 
-# Local steps beside dense, each with learning rates of its own; at about 100x, 200x, 500x, 1,500x and 3,000x.
+# Local steps beside dense, each with learning rates of its own.
 LOCAL: dict[str, str] = {
-    **{f"ls-wt2-dense-{lr}-s0": f"{WT2} --set lr={lr} --method dense" for lr in (0.001, 0.002)},
-    **{f"ls-wt2-5-0.1-{lr}-s0": f"{WT2} --set lr={lr} {steps(5, 0.1, ',error_decay=0.95')}" for lr in (0.001, 0.002)},
-    "ls-wt2-5-0.2-0.002-s0": f"{WT2} --set lr=0.002 {steps(5, 0.2, ',error_decay=0.95')}",
-    "ls-wt2-5-dense-0.002-s0": f"{WT2} --set lr=0.002 --method local:every=5",
-    "ls-wt2-15-sparseloco-0.002-s0": f"{WT2} --set lr=0.002 --method sparseloco",
-    **{f"ls-r20-5-0.2-{lr}-s0": f"{R20},lr={lr} --epochs 30 {steps(5, 0.2)}" for lr in (0.2, 0.4)},
-    **{f"ls-r20-5-0.1-{lr}-s0": f"{R20},lr={lr} --epochs 30 {steps(5, 0.1)}" for lr in (0.1, 0.2, 0.4)},
-    **{f"ls-r20-3-0.06-{lr}-s0": f"{R20},lr={lr} --epochs 30 {steps(3, 0.06)}" for lr in (0.2, 0.4)},
-    **{f"ls-r20-dense-{lr}-s0": f"{R20},lr={lr} --epochs 30 --method dense" for lr in (0.1, 0.4)},
-    "ls-r20-10-0.1-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(10, 0.1)}",
+    **{f"ls-wt2-dense-{lr}-s0": f"{WT2},lr={lr} --method dense" for lr in (0.001, 0.002, 0.004)},
+    **{f"ls-wt2-5-0.1-{lr}-s0": f"{WT2},lr={lr} {steps(5, 0.1, DECAYED)}" for lr in (0.002, 0.004)},
+    **{f"ls-wt2-3-0.06-{lr}-s0": f"{WT2},lr={lr} {steps(3, 0.06, DECAYED)}" for lr in (0.002, 0.004)},
+    "ls-wt2-5-dense-0.004-s0": f"{WT2},lr=0.004 --method local:every=5",
+    **seeds("ls-vgg-dense-0.2", f"{VGG},lr=0.2 --epochs 30 --method dense", 2),
+    "ls-vgg-5-0.1-0.1-s0": f"{VGG},lr=0.1 --epochs 30 {steps(5, 0.1)}",
+    **seeds("ls-vgg-5-0.1-0.2", f"{VGG},lr=0.2 --epochs 30 {steps(5, 0.1)}", 2),
+    "ls-vgg-5-0.1-0.4-s0": f"{VGG},lr=0.4 --epochs 30 {steps(5, 0.1)}",
     "ls-vgg-5-0.2-0.1-s0": f"{VGG},lr=0.1 --epochs 30 {steps(5, 0.2)}",
-    **{f"ls-vgg-5-0.1-{lr}-s0": f"{VGG},lr={lr} --epochs 30 {steps(5, 0.1)}" for lr in (0.1, 0.2)},
-    "ls-vgg-3-0.12-0.1-s0": f"{VGG},lr=0.1 --epochs 30 {steps(3, 0.12)}",
+    **{f"ls-r20-dense-{lr}-s0": f"{R20},lr={lr} --epochs 30 --method dense" for lr in (0.1, 0.8)},
+    **{f"ls-r20-3-0.06-{lr}-s0": f"{R20},lr={lr} --epochs 30 {steps(3, 0.06)}" for lr in (0.2, 0.8)},
+    **seeds("ls-r20-dense-0.4", f"{R20},lr=0.4 --epochs 30 --method dense", 3),
+    **seeds("ls-r20-3-0.06-0.4", f"{R20},lr=0.4 --epochs 30 {steps(3, 0.06)}", 3),
+    **seeds("ls-r20-5-0.1-0.4", f"{R20},lr=0.4 --epochs 30 {steps(5, 0.1)}", 2),
+    **{f"ls-r20-5-0.1-{lr}-s0": f"{R20},lr={lr} --epochs 30 {steps(5, 0.1)}" for lr in (0.1, 0.2, 0.8)},
+    **{f"ls-r20-5-0.2-{lr}-s0": f"{R20},lr={lr} --epochs 30 {steps(5, 0.2)}" for lr in (0.2, 0.4)},
+    "ls-r20-dgc-0.4-s0": f"{R20},lr=0.4 --epochs 30 --method dgc:{WARM}",
+    "ls-r20-sparseloco-0.4-s0": f"{R20},lr=0.4 --epochs 30 --method sparseloco",
+    "ls-vgg-10-0.1-0.2-s0": f"{VGG},lr=0.2 --epochs 30 {steps(10, 0.1)}",
+    "ls-r20-10-0.1-0.4-s0": f"{R20},lr=0.4 --epochs 30 {steps(10, 0.1)}",
     "ls-r20-5-dense-0.2-s0": f"{R20},lr=0.2 --epochs 30 --method local:every=5",
-    "ls-r20-5-0.1-0.95-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(5, 0.1, ',error_decay=0.95')}",
-    "ls-r20-10-0.4-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(10, 0.4)}",
-    "ls-r20-3-0.06-int8-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(3, 0.06)}".replace("int2", "int8"),
+    "ls-r20-5-0.1-0.95-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(5, 0.1, DECAYED)}",
+    **{f"ls-r20-10-{density}-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(10, density)}" for density in (0.1, 0.4)},
     "ls-r20-15-0.05-0.2-s0": f"{R20},lr=0.2 --epochs 30 {steps(15, 0.05)}",
     "ls-r20-10-dense-0.2-s0": f"{R20},lr=0.2 --epochs 30 --method local:every=10",
 }

@@ -27,6 +27,8 @@ class LanguageRecipe(Recipe):
 
     metric = Metric(name="perplexity", unit="", difference_unit="", higher_is_better=False)
     window: ClassVar[int]
+    precision: str = "fp32"  # "bf16": activations in bfloat16 (torch.autocast)
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"precision": ("fp32", "bf16")}
 
     def keep(self, train: Tensor, test: Tensor) -> None:
         """Put the streams (N,) int64 on the device."""
@@ -63,9 +65,10 @@ class LanguageRecipe(Recipe):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         tokens, targets = batch
-        logits, state = model(tokens, self.state)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            logits, state = model(tokens, self.state)
         self.state = detached(state)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def score(self, model: nn.Module, batch: Batch) -> tuple[float, ...]:
         tokens, targets = batch

@@ -36,7 +36,7 @@ class Wikitext2Transformer(LanguageRecipe):
     dropout: ClassVar[float] = 0.3
     lr: float = 1e-3
     clip_norm: float = 1.0
-    settings = ("batch_size", "lr", "clip_norm")
+    settings = ("batch_size", "lr", "clip_norm", "precision")
     sign_lr_factor = 0.3
     default_method = "dgc:density=0.01,momentum_correction=false,warmup=508,values=fp32"  # two epochs
 

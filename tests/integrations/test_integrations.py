@@ -6,8 +6,10 @@ Four processes train and resume; two try the rest as well.
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +28,30 @@ def needs(library: str) -> None:
 
 def launcher_for(library: str, script: str) -> Iterator[Launcher]:
     needs(library)
-    launcher = Launcher(script)
-    yield launcher
-    launcher.stop()
+    with closing(Launcher(Path(__file__).with_name(script))) as launcher:
+        yield launcher
 
 
 @pytest.fixture(scope="module")
 def hugging_face() -> Iterator[Launcher]:
-    yield from launcher_for("transformers", "huggingface_rank")
+    yield from launcher_for("transformers", "huggingface_rank.py")
 
 
 @pytest.fixture(scope="module")
 def lightning() -> Iterator[Launcher]:
-    yield from launcher_for("lightning", "lightning_rank")
+    yield from launcher_for("lightning", "lightning_rank.py")
 
 
 @pytest.fixture(scope="module")
 def accelerate() -> Iterator[Launcher]:
-    yield from launcher_for("accelerate", "accelerate_rank")
+    yield from launcher_for("accelerate", "accelerate_rank.py")
+
+
+def found_by(launcher: Launcher, ranks: int, folder: Path) -> list[dict[str, Any]]:
+    """What every rank of the script found; rank 0 has written it down."""
+    launcher.ranks(ranks, folder)
+    found: list[dict[str, Any]] = json.loads((folder / "found.json").read_text())
+    return found
 
 
 def check_training(ranks: list[dict[str, Any]]) -> None:
@@ -60,7 +68,7 @@ def check_training(ranks: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_trainer_of_hugging_face(hugging_face: Launcher, tmp_path: Path, ranks: int) -> None:
-    everybody = hugging_face.ranks(ranks, tmp_path)
+    everybody = found_by(hugging_face, ranks, tmp_path)
     check_training(everybody)
     for found in everybody if ranks == 2 else ():
         assert found["clip_norm"] == 0.5 and found["clipped"]["clips"] == 0.5  # for whoever reads the arguments later
@@ -75,7 +83,7 @@ def test_a_trainer_of_hugging_face(hugging_face: Launcher, tmp_path: Path, ranks
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_trainer_of_lightning(lightning: Launcher, tmp_path: Path, ranks: int) -> None:
-    everybody = lightning.ranks(ranks, tmp_path)
+    everybody = found_by(lightning, ranks, tmp_path)
     check_training(everybody)
     for found in everybody if ranks == 2 else ():
         assert found["clip_norm"] == 0.5 and found["clipped"]["clips"] == 0.5
@@ -88,7 +96,7 @@ def test_a_trainer_of_lightning(lightning: Launcher, tmp_path: Path, ranks: int)
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_loop_of_accelerate(accelerate: Launcher, tmp_path: Path, ranks: int) -> None:
-    everybody = accelerate.ranks(ranks, tmp_path)
+    everybody = found_by(accelerate, ranks, tmp_path)
     check_training(everybody)
     for found in everybody if ranks == 2 else ():
         assert found["drifting"]["saved is mean"]

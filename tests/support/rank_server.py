@@ -1,11 +1,12 @@
-"""Ranks of one script of this folder, without importing its libraries for each of them: forks of this process.
+"""Ranks of one script, without importing its libraries for each of them: forks of this process.
 
-    python rank_server.py huggingface_rank
+    python rank_server.py script.py [module ...]
 
-Each line of its input is {"folder": path, "ranks": [environment of rank 0, ...], "program": text or null}. Every rank
-is a fork in that folder, with its environment, that runs the script (or the program) as a fresh interpreter would,
-and ends as one does. The answer is one line, the exit codes in rank order; what a rank printed is in the folder's files
-<rank>.out and <rank>.err.
+It imports the script, and the modules that the script imports late. Each line of its input is {"folder": path,
+"ranks": [environment of rank 0, ...], "arguments": the script's, "program": text or null}. Every rank is a fork in that
+folder, with its environment, that runs the script (or the program) as a fresh interpreter would, and ends as one does.
+The answer is one line, the exit codes in rank order; what a rank printed is in the folder's files <rank>.out and
+<rank>.err.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ import signal
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
 
-
-def run(script: Path, program: str | None) -> None:
+def run(script: Path, arguments: list[str], program: str | None) -> None:
+    sys.argv = [str(script), *arguments]
     if program is None:
         runpy.run_path(str(script), run_name="__main__")
     else:
@@ -42,10 +42,11 @@ def exit_codes(pids: list[int]) -> list[int]:
 
 
 def main() -> None:
-    name = sys.argv[1]
-    os.environ["FOLDER"] = ""
-    importlib.import_module(name)
-    del sys.modules[name]  # each rank reads its own folder's name
+    script = Path(sys.argv[1])
+    sys.path[0] = str(script.parent)
+    for name in (script.stem, "torch._dynamo", *sys.argv[2:]):  # what the constructor of DDP imports
+        importlib.import_module(name)
+    del sys.modules[script.stem]  # each rank reads its own folder's name
     answers = os.fdopen(os.dup(1), "w")
     gc.collect()
     gc.freeze()  # forks need not look through, and so copy, the libraries
@@ -61,7 +62,7 @@ def main() -> None:
                 os.environ.update(environment)
                 for number, kind in ((1, "out"), (2, "err")):
                     os.dup2(os.open(f"{rank}.{kind}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
-                return run(HERE / f"{name}.py", request["program"])
+                return run(script, request["arguments"], request["program"])
             pids.append(pid)
         print(json.dumps(exit_codes(pids)), file=answers, flush=True)
 

@@ -23,9 +23,10 @@ help:  ## show this list
 train: $(STAMP)  ## train 4 local workers with DGC beside dense on the digits shipped in the package
 	@$(BIN)/thinwire train --recipe $(RECIPE) --workers $(WORKERS) --method $(METHOD) --compare $(COMPARE)
 
+# Three test processes for two cores: ranks wait for each other, and some tests for a timeout.
 test: lint  ## everything CI runs: ruff, mypy, pytest
 	@echo "== pytest"
-	@$(BIN)/pytest -q --durations=20 -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -q --durations=20 -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## ruff and mypy
 	@echo "== ruff"

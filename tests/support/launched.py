@@ -39,13 +39,13 @@ class Launcher:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    def ranks(self, number: int, folder: Path, *arguments: str) -> list[str]:
+    def ranks(self, number: int, folder: Path, *arguments: str, **variables: str) -> list[str]:
         """What every rank of the script prints."""
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun has it, too
         shared = {
             "FOLDER": str(folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "GROUP_RANK": "0",
             "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number), "TORCHELASTIC_RUN_ID": "none",
-            "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True", **variables,
         }  # fmt: skip
         each = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
         return self._run(each, folder, arguments, None)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 
+from accuracy_page import accuracy_table
 from claimed import CLAIMS, Claim, Row
 from claims import RUNS, method_of
 from comparing import (
@@ -30,7 +31,6 @@ from comparing import (
     of_the_same_seeds,
     times_fewer,
 )
-from accuracy_page import accuracy_table
 from kept_runs import keep, write_folder
 
 HEADINGS = (

@@ -1,7 +1,7 @@
 """Tables of step times on emulated links, for docs/results.md and docs/speed.md, from what `bench cluster` measured.
 
 python benchmarks/cluster_table.py table     # every row of benchmarks/results/cluster.json, a table for hosts and rate
-python benchmarks/cluster_table.py speed     # that of docs/speed.md: speed, and what VGG-16 lost in benchmarks/results/claims
+python benchmarks/cluster_table.py speed     # docs/speed.md's; what VGG-16 lost is in benchmarks/results/claims
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ def _all_lost(shown: Shown, results: Path) -> str:
 def _only(rows: Sequence[Mapping[str, Any]], method: str, rate: str) -> Mapping[str, Any]:
     found = [row for row in rows if (row["method"], row["hosts"], row["rate"]) == (method, 4, rate)]
     if len(found) != 1:
-        raise ValueError(f"the table of docs/speed.md needs one row of '{method}' on 4 hosts at {rate}, and there are {len(found)}")
+        raise ValueError(
+            f"the table of docs/speed.md needs one row of '{method}' on 4 hosts at {rate}, and there are {len(found)}"
+        )
     return found[0]
 
 

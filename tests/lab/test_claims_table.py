@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import accuracy_page
 import claims_figures
 import claims_table
-import accuracy_page
 import pytest
 import report_inputs
 from claimed import CLAIMS, Claim, Row

@@ -68,7 +68,7 @@ def test_cluster_table_of_the_speed_page_shows_what_was_lost_beside_the_speed(
     shown = [cluster_table.Shown("noop", "nothing"), cluster_table.Shown("dgc", "DGC", "vgg-a-s*", "vgg-b-s*")]
     monkeypatch.setattr(cluster_table, "SPEED_ROWS", shown)
     rows = [row(one.method, rate) for one in shown for rate in cluster_table.RATES]
-    with pytest.raises(ValueError, match="the table of docs/speed.md lacks 'vgg-a-s"):
+    with pytest.raises(ValueError, match=r"the table of docs/speed\.md lacks 'vgg-a-s"):
         cluster_table.speed_table(rows, tmp_path)
     for name, metrics in {
         "vgg-dense": (90, 91),

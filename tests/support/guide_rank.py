@@ -15,24 +15,27 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 
+BARE = ("fully_shard(", "prepare(", "Trainer(", "attach(module")  # who does not take a model in DDP
 
-def names(ranks: int) -> dict[str, Any]:
+
+def names(ranks: int, block: str = "") -> dict[str, Any]:
     """A new model, its optimizer, eight batches, and what else the guide's blocks take for granted."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(16, 400), nn.ReLU(), nn.Linear(400, 300), nn.ReLU(), nn.Linear(300, 4))
-    model = DDP(module)
+    model = module if any(word in block for word in BARE) else DDP(module)
     loss = nn.CrossEntropyLoss()
     rank = dist.get_rank()
     dice = torch.Generator().manual_seed(rank)
     loader = [(torch.randn(8, 16, generator=dice), torch.randint(4, (8,), generator=dice)) for _ in range(8)]
     x, y = loader[0]
-    return {
+    known = {
         "contextlib": contextlib, "torch": torch, "dist": dist, "thinwire": thinwire, "module": module, "model": model,
         "loss": loss, "rank": rank, "loader": loader, "device": "cpu", "machines": ranks, "ranks_per_machine": 1,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
         "evaluate": lambda one: float((one(x).argmax(dim=1) == y).float().mean()),
-        "step": lambda: loss(model(x), y).backward(),
+        "step": lambda: loss(known["model"](x), y).backward(),
     }  # fmt: skip
+    return known
 
 
 LAUNCHED = {  # what a launcher says, and hierarchy="auto" and the frameworks look at
@@ -50,7 +53,7 @@ def run(group: dist.ProcessGroup, blocks: Sequence[str], folder: str) -> int:
     try:
         for block in blocks:
             if any(first in block for first in ("attach(", "thinwire.advise(", "Trainer(")):
-                known = names(ranks)
+                known = names(ranks, block)
             add_frameworks(block, known)
             exec(compile(block, "a block of the guide", "exec"), known)
             wire = known.get("wire")

@@ -447,4 +447,43 @@ CLAIMS = (
             Row("4-bit values", "-", "ptb-int4-s*", "ptb-dense-s*", 1.0, than="ptb-fp32-s*"),
         ),
     ),
+    Claim(
+        "Local steps beside dense training",
+        "ls-r20-dense-0.4-s*",
+        (
+            *(
+                Row(f"ResNet-20, 30 epochs: {label}", "-", f"ls-r20-{runs}-0.4-s*", None, within)
+                for label, runs, within in (
+                    ("every 3 steps, 6 %", "3-0.06", 0.2),
+                    ("every 5 steps, 10 %", "5-0.1", 0.2),
+                    ("every 5 steps, 20 %", "5-0.2", 0.2),
+                    ("every 10 steps, 10 %", "10-0.1", None),
+                    ("SparseLoCo's defaults: every 15 steps, 1/64", "sparseloco", None),
+                )
+            ),
+            *(
+                Row(f"VGG-16, 30 epochs: {label}", "-", f"ls-vgg-{runs}-0.2-s*", "ls-vgg-dense-0.2-s*", within)
+                for label, runs, within in (
+                    ("every 3 steps, 6 %", "3-0.06", 0.2),
+                    ("every 3 steps, 12 %", "3-0.12", 0.2),
+                    ("every 5 steps, 10 %", "5-0.1", 0.2),
+                    ("every 10 steps, 10 %", "10-0.1", None),
+                )
+            ),
+            *(
+                Row(
+                    f"WikiText-2, AdamW, 10 epochs: {label}",
+                    "-",
+                    f"ls-wt2-{runs}-0.004-s*",
+                    "ls-wt2-dense-0.004-s*",
+                    1.0,
+                )
+                for label, runs in (
+                    ("every 3 steps, 6 %, error decay .95", "3-0.06"),
+                    ("every 5 steps, 10 %, error decay .95", "5-0.1"),
+                    ("every 5 steps, dense", "5-dense"),
+                )
+            ),
+        ),
+    ),
 )

@@ -306,11 +306,13 @@ DECAYED = ",error_decay=0.95"
 
 # Local steps beside dense, each with learning rates of its own.
 LOCAL: dict[str, str] = {
-    **{f"ls-wt2-dense-{lr}-s0": f"{WT2},lr={lr} --method dense" for lr in (0.001, 0.002, 0.004)},
+    **{f"ls-wt2-dense-{lr}-s0": f"{WT2},lr={lr} --method dense" for lr in (0.001, 0.002, 0.004, 0.008)},
     **{f"ls-wt2-5-0.1-{lr}-s0": f"{WT2},lr={lr} {steps(5, 0.1, DECAYED)}" for lr in (0.002, 0.004)},
     **{f"ls-wt2-3-0.06-{lr}-s0": f"{WT2},lr={lr} {steps(3, 0.06, DECAYED)}" for lr in (0.002, 0.004)},
     "ls-wt2-5-dense-0.004-s0": f"{WT2},lr=0.004 --method local:every=5",
     **seeds("ls-vgg-dense-0.2", f"{VGG},lr=0.2 --epochs 30 --method dense", 2),
+    **seeds("ls-vgg-3-0.06-0.2", f"{VGG},lr=0.2 --epochs 30 {steps(3, 0.06)}", 2),
+    **seeds("ls-vgg-3-0.12-0.2", f"{VGG},lr=0.2 --epochs 30 {steps(3, 0.12)}", 2),
     "ls-vgg-5-0.1-0.1-s0": f"{VGG},lr=0.1 --epochs 30 {steps(5, 0.1)}",
     **seeds("ls-vgg-5-0.1-0.2", f"{VGG},lr=0.2 --epochs 30 {steps(5, 0.1)}", 2),
     "ls-vgg-5-0.1-0.4-s0": f"{VGG},lr=0.4 --epochs 30 {steps(5, 0.1)}",

@@ -2,6 +2,7 @@
 
 python benchmarks/claims_table.py keep RUN...    # keep finished runs under benchmarks/results/claims
 python benchmarks/claims_table.py table          # print the tables of benchmarks/claimed.py from what is kept
+python benchmarks/claims_table.py rates          # print what each learning rate came to with dense and with local steps
 python benchmarks/claims_table.py accuracy       # print docs/accuracy.md's table, of benchmarks/accuracy_page.py
 python benchmarks/claims_table.py folders DIR    # run folders again, for `thinwire report`
 """
@@ -9,6 +10,7 @@ python benchmarks/claims_table.py folders DIR    # run folders again, for `thinw
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,9 +119,33 @@ def table(claim: Claim, results: Path) -> str:
     return f"{rows}\nNot run to the end yet: {absent}.\n" if absent else rows
 
 
+RATED = re.compile(r"ls-(?P<recipe>[^-]+)-(?P<way>.+)-(?P<lr>[0-9.]+)-s0")
+
+
+def rates(results: Path) -> str:
+    """What dense training and local steps came to with each learning rate, seed 0: which one a comparison may use."""
+    found: dict[tuple[str, str], dict[float, float]] = {}
+    for path in results.glob("ls-*-s0.json"):
+        match = RATED.fullmatch(path.stem)
+        assert match is not None, path.stem
+        (run,) = find(path.stem, results)
+        found.setdefault((match["recipe"], match["way"]), {})[float(match["lr"])] = run.outcome["metric"]
+    lines = []
+    for recipe in sorted({recipe for recipe, _ in found}):
+        ways = {way: rows for (of, way), rows in sorted(found.items()) if of == recipe and len(rows) > 1}
+        columns = sorted({lr for rows in ways.values() for lr in rows})
+        rows = [[f"`ls-{recipe}-{way}-*`", *(_rated(by.get(lr)) for lr in columns)] for way, by in ways.items()]
+        lines.append(markdown([[f"{recipe}: learning rate", *map(str, columns)], *rows]))
+    return "\n".join(lines)
+
+
+def _rated(metric: float | None) -> str:
+    return NOTHING if metric is None else f"{metric:.2f}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("keep", "table", "accuracy", "folders"))
+    parser.add_argument("what", choices=("keep", "table", "rates", "accuracy", "folders"))
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
@@ -132,6 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif given.what == "folders":
             for path in sorted(given.results.glob("*.json")):
                 print(write_folder(path, *given.paths, method_of(path.stem) if path.stem in RUNS else None))
+        elif given.what == "rates":
+            print(rates(given.results), end="")
         elif given.what == "accuracy":
             print(accuracy_table(given.results), end="")
         else:

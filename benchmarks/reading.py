@@ -3,8 +3,8 @@
     python benchmarks/reading.py [PAGE...] [--before COMMIT]    # README.md and docs/**/*.md unless told
 
 Words are all of a page, as `wc -w` counts them. Prose is what is left without code, tables, headings, pictures and
-quoted messages. Numbers in prose are those that stand alone: VGG-16 and int8 are names. ``--before`` adds a row per page
-as it was at a commit.
+quoted messages. Numbers in prose stand alone: VGG-16 and int8 are names. ``--before`` adds a row per page as it was at
+a commit.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_readme_is_one_screen_and_a_few_tables() -> None:
 
 
 def test_reading_counts_prose_alone() -> None:
-    page = "# A 1\n\nTwo words. VGG-16 has 3.5 `code` here!\n\n| 5 | 6 |\n|---|---|\n\n```\n7 8\n```\n- 9 [ten](11.md)\n"
+    page = "# 1\n\nTwo words. VGG-16 has 3.5 `code` here!\n\n| 5 | 6 |\n|---|---|\n\n```\n7 8\n```\n- 9 [ten](11.md)\n"
     found = reading.reading(page)
     assert (found.prose, found.numbers, found.blocks, found.rows) == (9, 2, 1, 1)
     assert found.sentence == (2 + 5 + 2) / 3

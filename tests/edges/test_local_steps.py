@@ -66,6 +66,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         {"every": 2, "code": oracle.largest(0.25), "outer_lr": 0.5, "mu": 0.8, "nesterov": False},
     ),
     ("sgd", "local:every=1,method=(gtopk:density=1.0),outer_lr=0.5", {"every": 1, "outer_lr": 0.5}),
+    ("adamw", "local:every=3,start=2", {"every": lambda n: 1 if n < 2 else 3}),
 ]
 STEPS = 7
 
@@ -79,10 +80,10 @@ def follow(group: Any) -> None:
         for step, mine in enumerate(found):
             expected = torch.from_numpy(said["x"][step][rank]).float()
             torch.testing.assert_close(mine, expected, rtol=2e-5, atol=1e-5, msg=f"{method} {optimizer} step {step}")
-            if (step + 1) % terms["every"] == 0:
+            if said["ends"][step]:
                 assert len(set(everybody(group, digest(mine)))) == 1, (method, step)
         stats = loop.wire.stats
-        assert stats.steps == STEPS and stats.rounds == STEPS // terms["every"]
+        assert stats.steps == STEPS and stats.rounds == sum(said["ends"])
         assert stats.dense_bytes == 4 * NUMEL * STEPS
         loop.wire.detach()
         assert is_equal(group, loop.bowl), method
@@ -92,6 +93,46 @@ def follow(group: Any) -> None:
 def test_ranks_follow_the_oracle(cluster: Cluster, n: int) -> None:
     """With SGD, AdamW, both at once; dense, sparse and in 8 bits; with every outer step."""
     cluster.run(follow, n)
+
+
+def growing(group: Any) -> None:
+    """Every step first, then 2, then more as the learning rate falls; a resumed run goes on in the same rounds."""
+    rates = [0.4, 0.4, 0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1]
+    lengths = [1, 1, 1, 2, 2, 4, 4, 4, 4, 4, 16, 16, 16]  # of a round that would end behind this step
+
+    def run(loop: Loop, first: int, last: int) -> list[int]:
+        rounds = []
+        for step in range(first, last):
+            loop.optimizers[0].param_groups[0]["lr"] = rates[step]
+            loop.step(step)
+            rounds.append(loop.wire.stats.rounds or 0)
+        return rounds
+
+    loop = Loop(group, "sgd", "local:every=2,start=1 epoch,qsr=0.4", steps_per_epoch=3)
+    assert "start=3," in str(loop.wire.method)
+    found = run(loop, 0, 7)
+    kept, weights = loop.wire.state_dict(), loop.bowl.state_dict()
+    other = Loop(group, "sgd", "local:every=2,start=3,qsr=0.4")
+    other.bowl.load_state_dict(weights)
+    other.wire.load_state_dict(kept)
+    rest = run(loop, 7, len(rates))
+    assert run(other, 7, len(rates)) == rest and torch.equal(flat(loop.bowl), flat(other.bowl))
+    expected, in_round, rounds = [], 0, 0
+    for length in lengths:
+        in_round += 1
+        if in_round >= length:
+            in_round, rounds = 0, rounds + 1
+        expected.append(rounds)
+    assert found + rest == expected and expected[-1] == 5
+    loop.optimizers[0].param_groups[0]["lr"] = 0.0  # nothing moves, so nobody needs to meet
+    loop.step(13)
+    assert loop.wire.stats.rounds == 5
+    for one in (loop, other):
+        one.wire.detach()
+
+
+def test_rounds_grow_while_the_learning_rate_falls(cluster: Cluster) -> None:
+    cluster.run(growing, 2)
 
 
 def equalities(group: Any) -> None:

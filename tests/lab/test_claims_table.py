@@ -14,7 +14,7 @@ import claims_table
 import pytest
 import report_inputs
 from claimed import CLAIMS, Claim, Row
-from claims import EARLIER, LATER, NOW, RUNS, STEEPLY, WITHOUT_OPTION, arguments_of, as_it_was, method_of
+from claims import EARLIER, LATER, LOCAL, NOW, RUNS, STEEPLY, WITHOUT_OPTION, arguments_of, as_it_was, method_of
 from comparing import find
 from kept_runs import keep, write_folder
 from paths import ROOT
@@ -110,7 +110,7 @@ def test_claims_table_takes_dense_bytes_of_as_many_workers(results: Path, tmp_pa
 
 
 def test_kept_runs_were_made_by_the_commands_of_the_list() -> None:
-    typed = {**EARLIER, **LATER, **NOW}  # with the defaults of the time
+    typed = {**EARLIER, **LATER, **NOW, **LOCAL}  # with the defaults of the time
     for path in sorted(claims_table.RESULTS.glob("*.json")):
         config = json.loads(path.read_text())["config"]
         words = arguments_of(path.stem, Path("data"), Path("out"))

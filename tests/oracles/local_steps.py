@@ -17,23 +17,28 @@ def local_steps(
     *,
     ranks: int,
     steps: int,
-    every: int,
+    every: int | Callable[[int], int],
     code: Callable[[Vector], Vector] = lambda a: a,
     beta: float = 1.0,
     outer_lr: float = 1.0,
     mu: float = 0.0,
     nesterov: bool = True,
 ) -> dict[str, Any]:
-    """``step(rank)`` makes an optimizer's step(x, g) -> x; ``code`` is what of a vector is sent and arrives."""
+    """``step(rank)`` makes an optimizer's step(x, g) -> x; ``code`` is what of a vector is sent and arrives; ``every``
+    is how many steps a round has, or says it of the n-th step."""
     theta, m = x0.copy(), np.zeros_like(x0)
     x = [theta.copy() for _ in range(ranks)]
     e = [np.zeros_like(x0) for _ in range(ranks)]
     optimizers = [step(rank) for rank in range(ranks)]
     trajectory, sent, put_in = [], np.zeros_like(x0), np.zeros_like(x0)
+    in_round, ends = 0, []
     for n in range(steps):
         for i in range(ranks):
             x[i] = optimizers[i](x[i], gradient(i, x[i], n))
-        if (n + 1) % every == 0:
+        in_round += 1
+        ends.append(in_round >= (every(n) if callable(every) else every))
+        if ends[-1]:
+            in_round = 0
             d = np.zeros_like(x0)
             for i in range(ranks):
                 put_in += theta - x[i]
@@ -46,7 +51,7 @@ def local_steps(
             theta = theta - outer_lr * (d if not mu else d + mu * m if nesterov else m)
             x = [theta.copy() for _ in range(ranks)]
         trajectory.append([one.copy() for one in x])
-    return {"x": trajectory, "theta": theta, "m": m, "e": e, "sent": sent, "put_in": put_in}
+    return {"x": trajectory, "theta": theta, "m": m, "e": e, "sent": sent, "put_in": put_in, "ends": ends}
 
 
 def sgd(lr: float, momentum: float = 0.0) -> Callable[[int], Callable[[Vector, Vector], Vector]]:

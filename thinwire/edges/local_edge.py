@@ -141,10 +141,14 @@ class LocalEdge:
         if self._shared_step.has_all(self._view.optimizers):
             self._step_is_over()
 
+    @property
+    def _rate(self) -> float:
+        return max(float(group["lr"]) for one in self._view.optimizers for group in one.param_groups)
+
     def _step_is_over(self) -> None:
         self._is_open = False
         self._outer.in_round += 1
-        is_due = self._outer.in_round >= self._rule.every
+        is_due = self._outer.in_round >= self._rule.steps(self.reducer.progress.step, self._rate)
         self.reducer.step_alone(tells=not is_due)  # else the exchange does
         if is_due:
             self._join(ROUND)

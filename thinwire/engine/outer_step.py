@@ -12,18 +12,32 @@ from torch import Tensor
 
 from thinwire.engine.layout import memory_flat, shaped_like
 
+LONGEST = 2**15  # the root of how many steps a round may have at a learning rate of almost 0
+
 
 @dataclass(frozen=True)
 class OuterRule:
     """How often ranks meet, and what becomes of the mean d of their differences there.
 
     m = momentum m + d;  theta -= rate (d + momentum m with Nesterov, else m; d alone without momentum)
+
+    In the first ``start`` steps they meet behind each one. With ``qsr`` rounds grow while the learning rate falls.
     """
 
     every: int  # optimizer steps
     rate: float = 1.0
     momentum: float = 0.0
     nesterov: bool = True
+    start: int = 0
+    qsr: float | None = None
+
+    def steps(self, step: int, lr: float) -> int:
+        """How many steps a round has that goes on behind optimizer step ``step`` (0, 1, ...), made with rate ``lr``."""
+        if step < self.start:
+            return 1
+        if self.qsr is None:
+            return self.every
+        return max(self.every, math.floor(min(self.qsr / lr, LONGEST) ** 2)) if lr > 0 else LONGEST**2
 
 
 class OuterStep:

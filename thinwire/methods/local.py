@@ -11,7 +11,7 @@ from thinwire.methods.base import Method
 from thinwire.methods.dense import Dense
 from thinwire.methods.options import check_bool, require
 from thinwire.methods.registry import method, parse_method
-from thinwire.methods.rounds import UNPREDICTED, RoundMethod, check_rule
+from thinwire.methods.rounds import UNPREDICTED, RoundMethod, check_rule, first_steps, start_in_steps
 from thinwire.methods.spec import spell
 
 _DEFAULT = Dense()
@@ -28,6 +28,8 @@ class LocalSteps(RoundMethod):
     outer_momentum  its momentum; 0: none
     nesterov        whether that is Nesterov's
     error_decay     what is kept from round to round of what was not sent
+    start           first steps, or "2 epochs", behind each of which the ranks exchange: while the learning rate rises
+    qsr             None, or a rate: rounds have (qsr / learning rate)^2 steps where that is more than ``every``
 
     With theta the common parameters and x_i those of rank i: d_i = theta - x_i; d is the mean of what ``method`` sends
     of e_i + d_i, and e_i keeps the rest; m = outer_momentum m + d; theta -= outer_lr (d + outer_momentum m); x_i =
@@ -47,6 +49,8 @@ class LocalSteps(RoundMethod):
     outer_momentum: float = 0.0
     nesterov: bool = True
     error_decay: float = 1.0
+    start: int | str = 0
+    qsr: float | None = None
 
     def __post_init__(self) -> None:
         check_rule(self)
@@ -64,10 +68,13 @@ class LocalSteps(RoundMethod):
 
     @property
     def outer_rule(self) -> OuterRule:
-        return OuterRule(self.every, self.outer_lr, self.outer_momentum, self.nesterov)
+        return OuterRule(
+            self.every, self.outer_lr, self.outer_momentum, self.nesterov, first_steps(self.start), self.qsr
+        )
 
     def in_steps(self, steps_per_epoch: int | None) -> Method:
-        return replace(self, method=self.inner.in_steps(steps_per_epoch))
+        inner, start = self.inner.in_steps(steps_per_epoch), start_in_steps(self, steps_per_epoch)
+        return replace(self, method=inner, start=start)
 
     def _string(self, options: list[str]) -> str:
         return self._spelled(options, str(self.method))

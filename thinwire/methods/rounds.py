@@ -13,6 +13,7 @@ from thinwire.memory.base import StatefulMemory
 from thinwire.memory.clipping import LocalClipping
 from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method, Rows
+from thinwire.methods.epochs import epochs_in, steps_in
 from thinwire.methods.options import is_count, is_number, require
 from thinwire.transport import Net
 
@@ -83,6 +84,18 @@ class RoundMethod(Method):
         self.inner.check_names(names)
 
 
+def first_steps(start: int | str) -> int:
+    """``start`` in optimizer steps; 0 where it is in epochs whose length is not known yet."""
+    return start if isinstance(start, int) else 0
+
+
+def start_in_steps(method: Any, steps_per_epoch: int | None) -> int | str:
+    """The option ``start`` in optimizer steps, where it was given in epochs."""
+    if epochs_in(method.start) is None:
+        return method.start
+    return steps_in(f"{method.name}: start", method.start, steps_per_epoch)
+
+
 def _let_decay(memory: Any, decay: float) -> None:
     while isinstance(memory, LocalClipping):
         memory = memory.inner
@@ -101,6 +114,15 @@ def check_rule(method: Any) -> None:
     require(
         is_number(momentum) and 0 <= momentum < 1,
         f"{method.name}: outer_momentum must lie in [0, 1), not {momentum!r}",
+    )
+    start, qsr = getattr(method, "start", 0), getattr(method, "qsr", None)
+    require(
+        is_count(start, 0) or epochs_in(start) is not None,
+        f'{method.name}: start must be a number of optimizer steps or epochs such as "2 epochs", not {start!r}',
+    )
+    require(
+        qsr is None or (is_number(qsr) and qsr > 0),
+        f"{method.name}: qsr must be None or a number above 0, which is divided by the learning rate, not {qsr!r}",
     )
     decay = getattr(method, "error_decay", 1.0)
     require(

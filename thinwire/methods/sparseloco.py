@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
 from thinwire.engine.outer_step import OuterRule
 from thinwire.methods.adviser_traits import Advised
+from thinwire.methods.base import Method
 from thinwire.methods.dropping import GradientDropping
 from thinwire.methods.registry import method
-from thinwire.methods.rounds import UNPREDICTED, RoundMethod, check_rule
+from thinwire.methods.rounds import UNPREDICTED, RoundMethod, check_rule, first_steps, start_in_steps
 
 
 @method("sparseloco")
@@ -24,6 +25,8 @@ class SparseLoCo(RoundMethod):
     error_decay  what is kept from round to round of what was not sent
     outer_lr     rate of the common step
     exclude      names of parameters that travel dense, with * and ?: ("4.weight", "head.*")
+    start        first steps, or "2 epochs", behind each of which the ranks exchange: while the learning rate rises
+    qsr          None, or a rate: rounds have (qsr / learning rate)^2 steps where that is more than ``every``
 
     It is ``LocalSteps`` with ``GradientDropping(scope="chunk")``. What ranks send is divided by their number. A part of
     what was not sent is lost, by design.
@@ -38,6 +41,8 @@ class SparseLoCo(RoundMethod):
     error_decay: float = 0.95
     outer_lr: float = 1.0
     exclude: tuple[str, ...] = ()
+    start: int | str = 0
+    qsr: float | None = None
 
     def __post_init__(self) -> None:
         check_rule(self)
@@ -56,4 +61,7 @@ class SparseLoCo(RoundMethod):
 
     @property
     def outer_rule(self) -> OuterRule:
-        return OuterRule(self.every, self.outer_lr)
+        return OuterRule(self.every, self.outer_lr, start=first_steps(self.start), qsr=self.qsr)
+
+    def in_steps(self, steps_per_epoch: int | None) -> Method:
+        return replace(self, start=start_in_steps(self, steps_per_epoch))

@@ -193,7 +193,7 @@ def time_to_accuracy_100mbit() -> Any:
         minutes = [time_to_accuracy.seconds_at(place, columns, row, warms_up) / 60 for place in places]
         panel.plot(minutes, columns["metric"], color=colour, linewidth=2)
         # Behind the line's end, and a little apart where two end side by side.
-        shift = {"dgc": (-4, 7, "right"), "powersgd-4": (5, -3, "left")}.get(method, (0, 7, "right"))
+        shift = {"dgc": (-4, 7, "right"), "powersgd-4": (5, -3, "left")}.get(method, (-10, 7, "right"))
         panel.annotate(
             label, (minutes[-1], columns["metric"][-1]), shift[:2], textcoords="offset points",
             ha=shift[2], color=colour, fontsize=10,

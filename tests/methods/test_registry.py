@@ -113,7 +113,8 @@ def test_a_cell_of_a_notebook_can_be_run_again_and_another_class_cannot_take_its
 
 
 def test_traits_replace_lists() -> None:
-    assert compared(True) == ("dense", "dense:dtype=bf16", "dgc", "gtopk", "blocksign", "terngrad")
+    local = "sparseloco:every=3,density=0.06,error_decay=1.0"
+    assert compared(True) == ("dense", "dense:dtype=bf16", "dgc", "gtopk", local, "blocksign", "terngrad")
     assert compared(False) == ("dense", "dense:dtype=bf16", "dropping:local=partial", "terngrad")
     assert benched() == ("dgc", thinwire.DGC.paper, "gtopk", thinwire.GTopK.paper, "blocksign", "terngrad")
     for kind in thinwire.METHODS.values():

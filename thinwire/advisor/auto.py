@@ -113,7 +113,8 @@ class Auto:
         compute_s, *ready_s = agreed.tolist()
         work = Workload(compute_s, tuple(buckets_of(parameters, dict(zip(names, ready_s, strict=True)))))
         sgd, device = len(self._view.sgd) == len(parameters), net.compute_device
-        suited = [method for method in map(parse_method, compared(sgd)) if self._accepts(method)]
+        steps = [method for method in map(parse_method, compared(sgd)) if method.outer_rule is None]
+        suited = [method for method in steps if self._accepts(method)]
         methods, _ = planned(with_dense(suited))
         with overhead(net):
             link = measure_link(net)

@@ -13,7 +13,7 @@ from thinwire.collectives.serving_shards import WHOLE_BELOW
 from thinwire.engine.layout import Layout
 from thinwire.methods import Method
 from thinwire.methods.base import Rows
-from thinwire.reducer import Reducer
+from thinwire.reducer import EdgeTerms, Reducer
 from thinwire.transport import Net, OverlapWith, Traffic
 
 CPU = torch.device("cpu")
@@ -92,7 +92,9 @@ class ExchangeBenchmark:
         # Without SGD there is nothing to take over; a method that insists on it is timed with it.
         takes_sgd = sgd or method.takes_momentum(False)
         optimizer = torch.optim.SGD(weights.values(), **SGD) if takes_sgd else torch.optim.AdamW(weights.values())
-        self._reducer = Reducer(weights, method, net, optimizer)
+        in_rounds = method.outer_rule is not None  # then differences are exchanged, which no optimizer sees
+        terms = EdgeTerms(in_rounds=in_rounds)
+        self._reducer = Reducer(weights, method, net, None if in_rounds else optimizer, terms=terms)
         places = {name: place for place, name in enumerate(weights)}
         self.layouts: list[Layout] = [
             self._reducer.running.layout(tuple(sorted(places[name] for name, _, _ in rows))) for rows in exchanges

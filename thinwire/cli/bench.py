@@ -94,6 +94,7 @@ def wire(
         "bits",
         "index bits",
         "entropy",
+        "error",
         "checksum",
     ):
         table.add_column(heading, justify="right" if heading not in ("values", "indices") else "left", no_wrap=True)
@@ -102,7 +103,7 @@ def wire(
         table.add_row(
             f"{row.density:.3g}", row.values, row.indices, f"{row.frame_bytes:,}", f"{row.ratio:.0f}x",
             f"{row.bits:.2f}", f"{row.index_bits:.2f}", f"{row.entropy_bits:.2f}",
-            f"{row.checksum_share:.0%}",
+            f"{row.error:.2g}", "" if row.checksum_share is None else f"{row.checksum_share:.0%}",
         )  # fmt: skip
     console().print(table)
     write_json(json_file, [row.as_dict() for row in rows])

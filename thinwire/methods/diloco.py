@@ -10,7 +10,7 @@ from thinwire.engine.outer_step import OuterRule
 from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.dense import Dense
 from thinwire.methods.registry import method
-from thinwire.methods.rounds import UNPREDICTED, RoundMethod, check_rule
+from thinwire.methods.rounds import NOT_COMPARED, RoundMethod, check_rule
 
 
 @method("diloco")
@@ -27,7 +27,7 @@ class DiLoCo(RoundMethod):
     """
 
     benched: ClassVar[tuple[str, ...]] = ()
-    advised: ClassVar[Advised] = UNPREDICTED
+    advised: ClassVar[Advised] = NOT_COMPARED
 
     every: int = 100
     dtype: str = "fp32"

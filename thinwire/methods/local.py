@@ -11,7 +11,7 @@ from thinwire.methods.base import Method
 from thinwire.methods.dense import Dense
 from thinwire.methods.options import check_bool, require
 from thinwire.methods.registry import method, parse_method
-from thinwire.methods.rounds import UNPREDICTED, RoundMethod, check_rule, first_steps, start_in_steps
+from thinwire.methods.rounds import NOT_COMPARED, RoundMethod, check_rule, first_steps, start_in_steps
 from thinwire.methods.spec import spell
 
 _DEFAULT = Dense()
@@ -41,7 +41,7 @@ class LocalSteps(RoundMethod):
     """
 
     benched: ClassVar[tuple[str, ...]] = ()
-    advised: ClassVar[Advised] = UNPREDICTED
+    advised: ClassVar[Advised] = NOT_COMPARED
 
     every: int = 15
     method: Method | str = _DEFAULT

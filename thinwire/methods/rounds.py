@@ -17,8 +17,8 @@ from thinwire.methods.epochs import epochs_in, steps_in
 from thinwire.methods.options import is_count, is_number, require
 from thinwire.transport import Net
 
-_OF_STEPS = "it predicts single steps, and these exchange after several"
-UNPREDICTED = Advised(why_not_sgd=_OF_STEPS, why_not_other=_OF_STEPS)
+BEHIND = "with AdamW local steps were 15 % behind in perplexity after 2,540 steps"
+NOT_COMPARED = Advised(why_not_sgd="of local steps sparseloco's are compared", why_not_other=BEHIND)
 
 
 class RoundMethod(Method):

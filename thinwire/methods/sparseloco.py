@@ -11,7 +11,7 @@ from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method
 from thinwire.methods.dropping import GradientDropping
 from thinwire.methods.registry import method
-from thinwire.methods.rounds import UNPREDICTED, RoundMethod, check_rule, first_steps, start_in_steps
+from thinwire.methods.rounds import BEHIND, RoundMethod, check_rule, first_steps, start_in_steps
 
 
 @method("sparseloco")
@@ -33,7 +33,12 @@ class SparseLoCo(RoundMethod):
     """
 
     benched: ClassVar[tuple[str, ...]] = ()
-    advised: ClassVar[Advised] = UNPREDICTED
+    advised: ClassVar[Advised] = Advised(
+        sgd=("sparseloco:every=3,density=0.06,error_decay=1.0",),
+        why_not_other=BEHIND,
+        rank=2,
+        wants="its ranks differ between two exchanges, so evaluate and save inside wire.averaged()",
+    )
 
     every: int = 15
     density: float = 0.0156

@@ -10,9 +10,11 @@ from thinwire.advisor.microbench import DryNet
 from thinwire.engine.fixed_groups import fixed_groups
 from thinwire.engine.layout import Layout
 from thinwire.engine.protocols import Aggregator
-from thinwire.engine.traffic_plan import NoPlan, Plan, all_reduce
+from thinwire.engine.traffic_plan import NoPlan, Plan, all_gather, all_reduce
 from thinwire.methods import Method
 from thinwire.methods.base import Rows
+
+MEETING = 40  # bytes
 
 
 def exchanged_rows(method: Method, buckets: Sequence[Rows]) -> list[tuple[Rows, int]]:
@@ -60,8 +62,6 @@ def plan_exchange(method: Method, layout: Layout, hosts: int) -> Plan:
 
 def why_unplanned(method: Method) -> str | None:
     """Why nothing can be predicted of a method, or of one of a mixture's; None where something can."""
-    if method.outer_rule is not None:
-        return f"nothing is predicted of {method.name}: its ranks exchange after several steps, not at each"
     try:
         for one in method.members:
             plan_exchange(one, one.layout([("weight", 0, torch.Size([64, 64]))]), 2)
@@ -70,9 +70,14 @@ def why_unplanned(method: Method) -> str | None:
     return None
 
 
+def plan_meeting(hosts: int) -> Plan:
+    """What local steps' ranks say to each other in front of a round (thinwire/edges/meeting.py)."""
+    return all_gather(MEETING, hosts) if hosts > 1 else Plan()
+
+
 def plan_averaging(method: Method, rows: Rows, hosts: int) -> Plan:
     """A step's share of averaging the parameters in which ranks may differ: an all-reduce now and then."""
-    interval = method.averaging_interval
+    interval = method.averaging_interval if method.outer_rule is None else None  # a round is the method's exchange
     numel = sum(shape.numel() for name, _, shape in rows if method.member_of(name).replicas_drift)
     if interval is None or hosts < 2:
         return Plan()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thinwire.advisor.cost.plans import exchanged_rows, layouts_of, plan_averaging, plan_exchange, planner
+from thinwire.advisor.cost.plans import exchanged_rows, layouts_of, plan_averaging, plan_exchange, plan_meeting, planner
 from thinwire.advisor.link import Link
 from thinwire.engine.traffic_plan import Plan
 from thinwire.methods import Method
@@ -132,11 +132,25 @@ def predict(
     """Predict a step; every host is a machine of its own and computes as fast as the measured one.
 
     Where buckets may travel together the better of two ways is taken: all of them
-    alone, or all in one exchange after backward.
+    alone, or all in one exchange after backward. A round of local steps overlaps with nothing, and every step of it
+    has an equal part.
     """
+    if method.outer_rule is not None:
+        return _predict_rounds(method, method.outer_rule.every, work, link, cost, hosts)
     together = (TimedBucket(work.buckets[-1].ready_s, tuple(row for bucket in work.buckets for row in bucket.rows)),)
     ways = [work.buckets, together] if fuses(method) else [work.buckets]
     return min((_predict(method, work, way, link, cost, hosts, overlap) for way in ways), key=lambda one: one.step_s)
+
+
+def _predict_rounds(
+    method: Method, every: int, work: Workload, link: Link, cost: ExchangeCost, hosts: int
+) -> Prediction:
+    exchanges = exchanged_rows(method, [[row for bucket in work.buckets for row in bucket.rows]])
+    plans = [plan_exchange(method, layout, hosts) for layout in layouts_of(method, [rows for rows, _ in exchanges])]
+    codec_s = cost.computing_s(plans[0].frames) / every
+    wire_s = (cost.wire * sum(plans, Plan()).seconds(link) + plan_meeting(hosts).seconds(link)) / every
+    nbytes = sum(plans, plan_meeting(hosts)).nbytes / every
+    return Prediction(str(method), hosts, work.compute_s + codec_s + wire_s, nbytes, codec_s, wire_s)
 
 
 def _predict(

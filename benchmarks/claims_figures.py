@@ -1,4 +1,4 @@
-"""The pictures of docs/results.md and README.md, drawn by `thinwire report` from the kept runs; needs matplotlib.
+"""The pictures of docs/results.md and docs/accuracy.md, drawn by `thinwire report` from kept runs; needs matplotlib.
 
 python benchmarks/claims_figures.py [DIR]    # docs/figures unless told
 """

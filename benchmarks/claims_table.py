@@ -1,9 +1,9 @@
-"""Tables of the papers' claims beside what our runs came to, for docs/results.md and README.md.
+"""Tables of the papers' claims beside what our runs came to, for docs/results.md and docs/accuracy.md.
 
 python benchmarks/claims_table.py keep RUN...    # keep finished runs under benchmarks/results/claims
 python benchmarks/claims_table.py table          # print the tables of benchmarks/claimed.py from what is kept
 python benchmarks/claims_table.py rates          # print what each learning rate came to with dense and with local steps
-python benchmarks/claims_table.py readme         # print README's table, of benchmarks/in_readme.py
+python benchmarks/claims_table.py accuracy       # print docs/accuracy.md's table, of benchmarks/accuracy_page.py
 python benchmarks/claims_table.py folders DIR    # run folders again, for `thinwire report`
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 
+from accuracy_page import accuracy_table
 from claimed import CLAIMS, Claim, Row
 from claims import RUNS, method_of
 from comparing import (
@@ -32,7 +33,6 @@ from comparing import (
     of_the_same_seeds,
     times_fewer,
 )
-from in_readme import readme_table
 from kept_runs import keep, write_folder
 
 HEADINGS = (
@@ -145,7 +145,7 @@ def _rated(metric: float | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("keep", "table", "rates", "readme", "folders"))
+    parser.add_argument("what", choices=("keep", "table", "rates", "accuracy", "folders"))
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
@@ -160,8 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(write_folder(path, *given.paths, method_of(path.stem) if path.stem in RUNS else None))
         elif given.what == "rates":
             print(rates(given.results), end="")
-        elif given.what == "readme":
-            print(readme_table(given.results), end="")
+        elif given.what == "accuracy":
+            print(accuracy_table(given.results), end="")
         else:
             print("\n".join(table(claim, given.results) for claim in CLAIMS), end="")
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Tables of step times on emulated links, for docs/results.md and README.md, from what `bench cluster` measured.
+"""Tables of step times on emulated links, for docs/results.md and docs/speed.md, from what `bench cluster` measured.
 
 python benchmarks/cluster_table.py table     # every row of benchmarks/results/cluster.json, a table for hosts and rate
-python benchmarks/cluster_table.py readme    # README's: speed, and what VGG-16 lost in benchmarks/results/claims
+python benchmarks/cluster_table.py speed     # docs/speed.md's; what VGG-16 lost is in benchmarks/results/claims
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ HEADINGS = (
     "predicted ms",
     "off",
 )
-README_HEADINGS = ("", "1 Gb/s", "100 Mb/s", "a step at 100 Mb/s", "sent a step and host", "points lost")
+SPEED_HEADINGS = ("", "1 Gb/s", "100 Mb/s", "a step at 100 Mb/s", "sent a step and host", "points lost")
 SLOW_RISE = "with a slow rise "  # of the learning rate: for four epochs, as the warm-up, and not for 83 steps
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A line of README: how a method is named there, and the runs of VGG-16 that say what it lost."""
+    """A line of docs/speed.md: how a method is named there, and the runs of VGG-16 that say what it lost."""
 
     method: str
     label: str
@@ -66,7 +66,7 @@ class Shown:
     slowly: str = ""  # the same with a learning rate that rises slowly
 
 
-README_ROWS = (
+SPEED_ROWS = (
     Shown("noop", "no communication"),
     Shown("dense", "dense fp32"),
     Shown("dense:dtype=bf16", '`"dense:dtype=bf16"` (added up in 32 bits)', "vgg-bf16-s*"),
@@ -119,7 +119,7 @@ def _lost(runs: str, dense: str, results: Path) -> str:
     measured = find(runs, results)
     found = difference(measured, of_the_same_seeds(measured, find(dense, results)))
     if found is None:
-        raise ValueError(f"README's table lacks '{runs}' or '{dense}'")
+        raise ValueError(f"the table of docs/speed.md lacks '{runs}' or '{dense}'")
     seeds = f"{len(measured)} seed{'s' if len(measured) > 1 else ''}"
     return f"{found.lost:.2f} ({seeds})" if found.lost >= 0.005 else f"none ({seeds})"
 
@@ -134,14 +134,16 @@ def _all_lost(shown: Shown, results: Path) -> str:
 def _only(rows: Sequence[Mapping[str, Any]], method: str, rate: str) -> Mapping[str, Any]:
     found = [row for row in rows if (row["method"], row["hosts"], row["rate"]) == (method, 4, rate)]
     if len(found) != 1:
-        raise ValueError(f"README's table needs one row of '{method}' on 4 hosts at {rate}, and there are {len(found)}")
+        raise ValueError(
+            f"the table of docs/speed.md needs one row of '{method}' on 4 hosts at {rate}, and there are {len(found)}"
+        )
     return found[0]
 
 
-def readme_table(rows: Sequence[Mapping[str, Any]], results: Path = RESULTS) -> str:
+def speed_table(rows: Sequence[Mapping[str, Any]], results: Path = RESULTS) -> str:
     """Four hosts on both links, one line per method."""
-    lines: list[Sequence[str]] = [README_HEADINGS]
-    for shown in README_ROWS:
+    lines: list[Sequence[str]] = [SPEED_HEADINGS]
+    for shown in SPEED_ROWS:
         fast, slow = (_only(rows, shown.method, rate) for rate in RATES)
         alone = shown.method == "noop"
         shares = ["1", "1"] if alone else [f"{row['share_of_noop']:.2f}" for row in (fast, slow)]
@@ -153,12 +155,12 @@ def readme_table(rows: Sequence[Mapping[str, Any]], results: Path = RESULTS) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("table", "readme"))
+    parser.add_argument("what", choices=("table", "speed"))
     parser.add_argument("--cluster", type=Path, default=CLUSTER)
     given = parser.parse_args(arguments)
     rows = json.loads(given.cluster.read_text())
     try:
-        print(readme_table(rows) if given.what == "readme" else "\n".join(tables(rows)), end="")
+        print(speed_table(rows) if given.what == "speed" else "\n".join(tables(rows)), end="")
     except ValueError as error:
         sys.exit(f"cluster_table: {error}")
 

@@ -55,19 +55,21 @@ def reached(columns: dict[str, list[float]], quality: float, lower: bool = False
     return good.index(True) if any(good) else None
 
 
-def seconds_to(accuracy: float, name: str, row: dict[str, Any], warms_up: bool) -> tuple[int, float] | None:
-    """Steps and seconds until a curve first reaches an accuracy, on the link of a row of the cluster."""
-    columns = curve(name)
+def seconds_at(place: int, columns: dict[str, list[float]], row: dict[str, Any], warms_up: bool) -> float:
+    """Seconds until an epoch line (from 0), on the link of a row of the cluster."""
     steps, sent = columns["step"], columns["bytes_sent"]
-    place = reached(columns, accuracy)
-    if place is None:
-        return None
     extra_nbytes = 0.0
     if warms_up and place > 0:
         last = (sent[-1] - sent[-2]) / (steps[-1] - steps[-2])  # a step's bytes behind the warm-up
         extra_nbytes = max(0.0, sent[place] - last * steps[place])
-    seconds = steps[place] * row["step_ms_p50"] / 1000 + 8 * extra_nbytes / BITS_PER_S[row["rate"]]
-    return int(steps[place]), seconds
+    return steps[place] * row["step_ms_p50"] / 1000 + 8 * extra_nbytes / BITS_PER_S[row["rate"]]
+
+
+def seconds_to(accuracy: float, name: str, row: dict[str, Any], warms_up: bool) -> tuple[int, float] | None:
+    """Steps and seconds until a curve first reaches an accuracy, on the link of a row of the cluster."""
+    columns = curve(name)
+    place = reached(columns, accuracy)
+    return None if place is None else (int(columns["step"][place]), seconds_at(place, columns, row, warms_up))
 
 
 def main() -> None:

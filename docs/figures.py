@@ -1,12 +1,14 @@
 """Redraws gTop-k's Figure 9, TernGrad's Figure 5 and DGC's Figure 4 from thinwire.advisor.cost, beside our own methods.
+README's picture is drawn from what benchmarks/results keeps.
 
     python docs/figures.py [FOLDER [--png]]        # needs matplotlib (the dev extra); writes SVGs into docs/figures
 
-docs/cost.md says where every number comes from.
+docs/cost.md says where every number comes from, docs/speed.md those of README's picture.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +18,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import time_to_accuracy
 
 import thinwire
 from thinwire.advisor import cost
@@ -165,6 +171,43 @@ def dgc_figure_4() -> Any:
     return figure
 
 
+# A row of the emulated cluster, the kept curve, its name in the picture, and its colour.
+FOUR_LINES = (
+    ("dgc", "vgg-warm-0.02-s0", "thinwire DGC", "#c2571a"),
+    ("powersgd-4", "vgg-powersgd-4-s0", "PowerSGD, rank 4", "#7b3fa0"),
+    ("dense:dtype=bf16", "vgg-bf16-s0", "bf16", "#1f77b4"),
+    ("dense", "vgg-warm-dense-s0", "DDP, fp32", "#555555"),
+)
+
+
+def time_to_accuracy_100mbit() -> Any:
+    """Accuracy of VGG-16 over the time that its steps take on four emulated hosts with 100 Mb/s links."""
+    figure, panel = plt.subplots(figsize=(8, 3.4))
+    rows = json.loads((time_to_accuracy.RESULTS / "cluster.json").read_text())
+    for method, name, label, colour in FOUR_LINES:
+        keys = (method, 4, "100mbit")
+        row = next(row for row in rows if (row["method"], row["hosts"], row["rate"]) == keys)
+        columns = time_to_accuracy.curve(name)
+        warms_up = method != "dense"
+        places = range(len(columns["step"]))
+        minutes = [time_to_accuracy.seconds_at(place, columns, row, warms_up) / 60 for place in places]
+        panel.plot(minutes, columns["metric"], color=colour, linewidth=2)
+        # Behind the line's end, and a little apart where two end side by side.
+        shift = {"dgc": (-4, 7, "right"), "powersgd-4": (5, -3, "left")}.get(method, (-10, 7, "right"))
+        panel.annotate(
+            label, (minutes[-1], columns["metric"][-1]), shift[:2], textcoords="offset points",
+            ha=shift[2], color=colour, fontsize=10,
+        )  # fmt: skip
+    panel.set_xscale("log")
+    ticks = (2, 5, 10, 20, 50, 100, 200, 400)
+    panel.set_xticks(ticks, [str(tick) for tick in ticks])
+    panel.minorticks_off()
+    panel.set(
+        xlabel="minutes, four emulated hosts on 100 Mb/s links", ylabel="test accuracy (%)", xlim=(0.9, 460), ylim=(30, 97)
+    )
+    return figure
+
+
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "figures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,6 +216,7 @@ def main() -> None:
         "gtopk-figure-9": gtopk_figure_9,
         "terngrad-figure-5": terngrad_figure_5,
         "dgc-figure-4": dgc_figure_4,
+        "time-to-accuracy": time_to_accuracy_100mbit,
     }.items():
         figure = draw()
         figure.tight_layout()

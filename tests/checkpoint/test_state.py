@@ -62,7 +62,7 @@ def test_state_right_after_a_switch_keeps_what_is_pending(cluster: Cluster) -> N
 
 
 def saved_and_resumed(group: dist.ProcessGroup, folder: str) -> tuple[Any, Any]:
-    """README's save and resume: the same bits as without."""
+    """The guide's save and resume: the same bits as without."""
     whole = Training(group, Run("dgc:density=0.02", "heavy"))
     for step in range(6):
         if step == 3:

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import accuracy_page
 import claims_figures
 import claims_table
-import in_readme
 import pytest
 import report_inputs
 from claimed import CLAIMS, Claim, Row
@@ -190,7 +190,7 @@ def test_claims_tables_of_the_docs_are_what_the_kept_runs_make() -> None:
     shown = (ROOT / "docs" / "results.md").read_text()
     for claim in CLAIMS:
         assert claims_table.table(claim, claims_table.RESULTS) in shown, claim.title
-    assert in_readme.readme_table(claims_table.RESULTS) in (ROOT / "README.md").read_text()
+    assert accuracy_page.accuracy_table(claims_table.RESULTS) in (ROOT / "docs" / "accuracy.md").read_text()
 
 
 def test_claims_pictures_of_the_docs_are_drawn_from_kept_runs() -> None:
@@ -201,20 +201,20 @@ def test_claims_pictures_of_the_docs_are_drawn_from_kept_runs() -> None:
     assert shown.count("(figures/claims-") == len(claims_figures.PICTURES)
 
 
-def test_claims_table_of_the_readme_marks_what_is_further_behind_than_asked(
+def test_claims_table_of_the_accuracy_page_marks_what_is_further_behind_than_asked(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, dense = ([outcome(results, seed, spec)["metric"] for seed in (0, 1)] for spec in (DGC, "dense"))
     lost = sum(dense) / 2 - sum(ours) / 2
     lines = [
-        in_readme.Line("digits", method, "digits-s*::dgc*", "digits-s*::dense", within)
+        accuracy_page.Line("digits", method, "digits-s*::dgc*", "digits-s*::dense", within)
         for method, within in (("strict", lost - 0.01), ("patient", lost + 0.01))
     ]
-    monkeypatch.setattr(in_readme, "LINES", lines)
-    strict, patient = in_readme.readme_table(results).splitlines()[2:]
+    monkeypatch.setattr(accuracy_page, "LINES", lines)
+    strict, patient = accuracy_page.accuracy_table(results).splitlines()[2:]
     mean = f"{sum(ours) / 2:.2f} %"
     assert strict.startswith(f"| digits | strict | 40, 2 | **{mean}** | {sum(dense) / 2:.2f} % | {-lost:+.2f} (")
     assert strict.endswith(" times fewer |") and patient.startswith(f"|  | patient | 40, 2 | {mean} | ")
     with pytest.raises(ValueError, match="lacks 'digits-s"):
-        monkeypatch.setattr(in_readme, "LINES", [in_readme.Line("digits", "", "digits-s*::dgc*", "later-s*")])
-        in_readme.readme_table(results)
+        monkeypatch.setattr(accuracy_page, "LINES", [accuracy_page.Line("digits", "", "digits-s*::dgc*", "later-s*")])
+        accuracy_page.accuracy_table(results)

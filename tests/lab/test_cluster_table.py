@@ -62,14 +62,14 @@ def kept(folder: Path, name: str, seed: int, metric: float) -> None:
     (folder / f"{name}-s{seed}.json").write_text(json.dumps(run))
 
 
-def test_cluster_table_of_the_readme_shows_what_was_lost_beside_the_speed(
+def test_cluster_table_of_the_speed_page_shows_what_was_lost_beside_the_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = [cluster_table.Shown("noop", "nothing"), cluster_table.Shown("dgc", "DGC", "vgg-a-s*", "vgg-b-s*")]
-    monkeypatch.setattr(cluster_table, "README_ROWS", shown)
+    monkeypatch.setattr(cluster_table, "SPEED_ROWS", shown)
     rows = [row(one.method, rate) for one in shown for rate in cluster_table.RATES]
-    with pytest.raises(ValueError, match="README's table lacks 'vgg-a-s"):
-        cluster_table.readme_table(rows, tmp_path)
+    with pytest.raises(ValueError, match=r"the table of docs/speed\.md lacks 'vgg-a-s"):
+        cluster_table.speed_table(rows, tmp_path)
     for name, metrics in {
         "vgg-dense": (90, 91),
         "vgg-a": (89.5, 90.25),
@@ -78,12 +78,12 @@ def test_cluster_table_of_the_readme_shows_what_was_lost_beside_the_speed(
     }.items():
         for seed, metric in enumerate(metrics):
             kept(tmp_path, name, seed, metric)
-    lines = cluster_table.readme_table(rows, tmp_path).splitlines()[2:]
+    lines = cluster_table.speed_table(rows, tmp_path).splitlines()[2:]
     lost = "0.62 (2 seeds); with a slow rise none (1 seed)"
     assert lines == ["| nothing | 1 | 1 | 1.00 s |  |  |", f"| DGC | 0.50 | 0.50 | 1.00 s | 1.87 MB | {lost} |"]
     for wrong, number in ((rows[:-1], 0), ([*rows, rows[-1]], 2)):
         with pytest.raises(ValueError, match=f"one row of 'dgc' on 4 hosts at 100mbit, and there are {number}"):
-            cluster_table.readme_table(wrong, tmp_path)
+            cluster_table.speed_table(wrong, tmp_path)
 
 
 def test_cluster_table_of_the_docs_is_what_the_kept_rows_make() -> None:
@@ -92,4 +92,4 @@ def test_cluster_table_of_the_docs_is_what_the_kept_rows_make() -> None:
     for table in cluster_table.tables(rows):
         assert table in shown, table.splitlines()[0]
     assert shown.count(f"| {' | '.join(cluster_table.HEADINGS)} |") == len(cluster_table.tables(rows)), "older ones"
-    assert cluster_table.readme_table(rows) in (ROOT / "README.md").read_text()
+    assert cluster_table.speed_table(rows) in (ROOT / "docs" / "speed.md").read_text()

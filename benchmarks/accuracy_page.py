@@ -1,4 +1,4 @@
-"""README's table of accuracies: which kept runs it shows, and how its lines read."""
+"""The table of docs/accuracy.md: which kept runs it shows, and how its lines read."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _cells(line: Line, results: Path) -> list[str]:
     dense = of_the_same_seeds(runs, find(line.dense, results))
     found = difference(runs, dense)
     if found is None:
-        raise ValueError(f"README's table lacks '{line.runs}' or '{line.dense}'")
+        raise ValueError(f"the table of docs/accuracy.md lacks '{line.runs}' or '{line.dense}'")
     if runs[0].setting != dense[0].setting or {run.seed for run in runs} != {run.seed for run in dense}:
         raise ValueError(f"'{line.runs}' and '{line.dense}' differ in their seeds or in {runs[0].differs(dense[0])}")
     unit = f" {runs[0].config['metric']['unit']}".rstrip()
@@ -93,8 +93,8 @@ def _cells(line: Line, results: Path) -> list[str]:
     ]
 
 
-def readme_table(results: Path) -> str:
-    """A task is named in the first of its lines."""
+def accuracy_table(results: Path) -> str:
+    """The table; a task is named in the first of its lines."""
     lines = [list(HEADINGS)]
     for task, group in groupby(LINES, lambda line: line.task):
         lines += [[task if place == 0 else "", *_cells(line, results)] for place, line in enumerate(group)]

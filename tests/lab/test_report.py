@@ -351,3 +351,22 @@ def test_report_compares_an_unfinished_method_with_dense_at_the_same_step(tmp_pa
     )
     dgc, dense = gather([read(run)])["sections"][0]["series"]
     assert dgc["row"]["to_dense"] is None and dgc["row"]["to_dense_step"] is None
+
+
+def compute_took(run: Path, spec: str, seconds: float) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    for row in summary["runs"]:
+        if row["spec"] == spec:
+            row["breakdown"]["forward_backward_s"] = seconds
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_report_says_where_seconds_do_not_compare(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ["dense", "terngrad"], steps=False)
+    assert gather([read(run)])["sections"][0]["uneven"] == []
+    compute_took(run, "terngrad", 0.06)
+    (said,) = gather([read(run)])["sections"][0]["uneven"]
+    assert "40 ms per step with dense and 50 % more with terngrad" in said
+    threads = write_run(tmp_path / "threads", ["dense", "terngrad"], steps=False, in_process=True)
+    compute_took(threads, "terngrad", 0.06)
+    assert gather([read(threads)])["sections"][0]["uneven"] == []  # their seconds are no real workers' anyway

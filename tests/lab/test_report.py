@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -363,10 +366,140 @@ def compute_took(run: Path, spec: str, seconds: float) -> None:
 
 def test_report_says_where_seconds_do_not_compare(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", ["dense", "terngrad"], steps=False)
-    assert gather([read(run)])["sections"][0]["uneven"] == []
+    assert gather([read(run)])["sections"][0]["uneven"] == {}
     compute_took(run, "terngrad", 0.06)
-    (said,) = gather([read(run)])["sections"][0]["uneven"]
+    (said,) = gather([read(run)])["sections"][0]["uneven"].values()
     assert "40 ms per step with dense and 50 % more with terngrad" in said
     threads = write_run(tmp_path / "threads", ["dense", "terngrad"], steps=False, in_process=True)
     compute_took(threads, "terngrad", 0.06)
-    assert gather([read(threads)])["sections"][0]["uneven"] == []  # their seconds are no real workers' anyway
+    assert gather([read(threads)])["sections"][0]["uneven"] == {}  # their seconds are no real workers' anyway
+
+
+def headline_of(*runs: Path) -> dict[str, Any]:
+    return gather([read(run) for run in runs])["sections"][0]["headline"]
+
+
+def curve(run: Path, spec: str, points: list[tuple[float, float, float]]) -> None:
+    """Give a method these epochs: metric, seconds, bytes."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    own = [line for line in lines if line["spec"] == spec and line["kind"] == "epoch"]
+    for line, (metric, seconds, sent) in zip(own, points, strict=True):
+        line |= {"metric": metric, "seconds": seconds, "bytes_sent": sent}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if (run / "summary.json").exists():
+        summary = json.loads((run / "summary.json").read_text())
+        for row in summary["runs"]:
+            if row["spec"] == spec:
+                row |= {"metric": metric, "seconds": seconds, "bytes_sent": sent}
+        (run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_report_headline_says_how_much_sooner_dense_was_met(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ["dense", "terngrad"], epochs=3, steps=False)
+    curve(run, "dense", [(60, 10, 30e6), (90, 20, 60e6), (95, 30, 90e6)])
+    curve(run, "terngrad", [(70, 4, 1e6), (95, 8, 2e6), (96, 12, 3e6)])
+    told = headline_of(run)
+    assert told["sentence"] == "terngrad reached 95 % accuracy 3.8\u00d7 sooner than dense, with 45\u00d7 fewer bytes."
+    assert told["numbers"] == [
+        {"value": "3.8\u00d7", "label": "sooner than dense"},
+        {"value": "45\u00d7", "label": "fewer bytes than dense"},
+        {"value": "95 %", "label": "accuracy, reached by both"},
+    ]
+    curve(run, "terngrad", [(70, 12, 1e6), (90, 22.6, 2e6), (92.25, 34, 3e6)])  # later, and never as good
+    assert headline_of(run)["sentence"] == (
+        "terngrad reached 92.25 % accuracy 1.13\u00d7 later than dense, with 30\u00d7 fewer bytes; "
+        "it ended 2.75 points worse than dense."
+    )
+
+
+def test_report_headline_reads_a_metric_that_falls(tmp_path: Path) -> None:
+    metric = {"name": "bits per character", "unit": "", "difference_unit": "bits", "higher_is_better": False}
+    run = write_run(tmp_path / "run", ["dense", "terngrad"], epochs=3, steps=False, metric=metric)
+    curve(run, "dense", [(3, 10, 30e6), (2.5, 20, 60e6), (2.33, 30, 90e6)])
+    curve(run, "terngrad", [(2.4, 4, 1e6), (2.35, 8, 2e6), (2.31, 11.5, 4.3e6)])
+    assert headline_of(run)["sentence"] == (
+        "terngrad reached 2.33 bits per character 2.6\u00d7 sooner than dense, with 21\u00d7 fewer bytes."
+    )
+
+
+def test_report_headline_compares_what_there_is(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ["dense", "terngrad"], epochs=4, steps=False, finished=False)
+    assert headline_of(run)["sentence"].startswith("So far: terngrad reached ")
+    compared = write_run(tmp_path / "busy", ["dense", "terngrad"], steps=False)
+    compute_took(compared, "terngrad", 0.06)
+    told = headline_of(compared)
+    assert "sooner" not in told["sentence"] and "fewer bytes than dense" in told["sentence"]
+    assert told["numbers"][0]["label"] == "accuracy to dense at the end"
+    alone = headline_of(write_run(tmp_path / "alone", ["terngrad"], steps=False))
+    ended = r"terngrad ended at [\d.]+ % accuracy after [\d.]+ s, with 14\u00d7 fewer bytes than dense fp32\."
+    assert re.fullmatch(ended, alone["sentence"])
+    dense = headline_of(write_run(tmp_path / "dense", ["dense"], steps=False))
+    assert "fewer" not in dense["sentence"] and len(dense["numbers"]) == 3
+    assert headline_of(write_run(tmp_path / "others", ["terngrad", "noop"], steps=False)) == {}
+    assert headline_of(write_run(tmp_path / "nothing", ["dense", "noop"], steps=False)) == {}
+
+
+def watching(run: Path, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "thinwire", "report", str(run), "--watch", "--out", str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 120
+    while not what():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+
+
+def data_in(out: Path) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', out.read_text(), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_report_watch_writes_the_page_again_until_the_run_ends(tmp_path: Path) -> None:
+    whole, out = write_run(tmp_path / "whole", ["dense"], steps=False), tmp_path / "r.html"
+    lines, run = (whole / "metrics.jsonl").read_text().splitlines(keepends=True), tmp_path / "run"
+    with watching(run, out) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"waiting for numbers in '{run}'; Ctrl-C ends that.\n"
+        run.mkdir()
+        (run / "config.json").write_text((whole / "config.json").read_text())
+        (run / "metrics.jsonl").write_text(lines[0][:40])  # torn
+        time.sleep(2)
+        assert process.poll() is None and not out.exists()
+        (run / "metrics.jsonl").write_text(lines[0])
+        wait_for(out.exists, process)
+        first = data_in(out)
+        assert first["live"] > 0 and first["sections"][0]["series"][0]["epochs"]["step"] == [20]
+        (run / "metrics.jsonl").write_text("".join(lines[:3]))
+        wait_for(lambda: data_in(out)["sections"][0]["series"][0]["epochs"]["step"] == [20, 40, 60], process)
+        (run / "metrics.jsonl").write_text("".join(lines))
+        (run / "summary.json").write_text((whole / "summary.json").read_text())
+        told, error = process.communicate(timeout=60)
+    assert process.returncode == 0 and not error and told.endswith(f"Written to {out}; every run has ended.\n")
+    last = data_in(out)
+    assert last["live"] == 0 and last["sections"][0]["series"][0]["finished"]
+
+
+def test_report_watch_leaves_a_page_that_is_still_after_ctrl_c(tmp_path: Path) -> None:
+    run, out = write_run(tmp_path / "run", ["dense"], steps=False, finished=False), tmp_path / "r.html"
+    with watching(run, out) as process:
+        wait_for(out.exists, process)
+        process.send_signal(signal.SIGINT)
+        told, error = process.communicate(timeout=60)
+    assert process.returncode == 0 and not error and data_in(out)["live"] == 0
+    assert told.endswith(f"Written to {out} as far as the run has come.\n")
+
+
+def test_report_watch_answers_mistakes_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("x")
+    run_folder = write_run(tmp_path / "run", ["dense"])
+    for words, sentence in {
+        (str(tmp_path / "other"),): "is not a run folder",
+        (str(run_folder), "--figures", str(tmp_path / "f")): "leave --figures out until the run has ended",
+    }.items():
+        assert run(["report", "--watch", "--out", str(tmp_path / "r.html"), *words]) == 2
+        error = capsys.readouterr().err
+        assert re.search(sentence, error) and error.count("\n") == 1, error

@@ -9,6 +9,7 @@ from typing import Any
 
 from thinwire.lab.comparable import why_not_comparable
 from thinwire.lab.emulation import Links
+from thinwire.lab.report.headline import headline
 from thinwire.lab.report.inputs import PHASES, Input, Measurements, Numbers, Run, SavedAdvice
 from thinwire.lab.report.scaling import scaling_charts
 
@@ -55,10 +56,10 @@ def _section(recipe: str, runs: list[Run]) -> dict[str, Any]:
             series += [_series(f"{label} [{name}]", spec, setting, [run]) for name, run in _named(same)]
     _compare_with_dense(series)
     metric: dict[str, Any] = next((run.config["metric"] for run in runs if run.config.get("metric")), {})
-    return {
+    section = {
         "recipe": recipe,
         "setting": next(iter(settings)) if len(settings) == 1 else "",
-        "uneven": [sentence for setting in settings if (sentence := _uneven(series, setting))],
+        "uneven": {setting: sentence for setting in settings if (sentence := _uneven(series, setting))},
         "metric": {
             "name": str(metric.get("name") or "metric"),
             **{key: str(metric.get(key) or "") for key in ("unit", "difference_unit")},
@@ -66,6 +67,7 @@ def _section(recipe: str, runs: list[Run]) -> dict[str, Any]:
         },
         "series": series,
     }
+    return {**section, "headline": headline(section)}
 
 
 def _uneven(series: list[dict[str, Any]], setting: str) -> str:

@@ -122,6 +122,14 @@ function padded([low, high], axis) {
   return [axis.zero || (low >= 0 && low < room) ? 0 : low - room, Math.min(high + room, Math.max(axis.most ?? Infinity, high))];
 }
 
+/** The domain out to the next ticks where these are near: a reader sees between which numbers the curves lie. */
+function toTicks([low, high], axis, count) {
+  if (axis.log || axis.ticks) return [low, high];
+  const ticks = linearTicks(low, high, count), step = ticks[1] - ticks[0], near = 0.1 * (high - low);
+  const [below, above] = [ticks[0] - step, ticks[ticks.length - 1] + step];
+  return [low - below <= near ? below : low, above - high <= near && above <= (axis.most ?? Infinity) ? above : high];
+}
+
 // --- line charts ----------------------------------------------------------------------------------
 
 const MARKERS = [
@@ -173,7 +181,8 @@ function drawLines(chart, width, height, legend = false) {
 
   const legendRows = legend ? legendOf(shown, width) : { node: null, height: 0 };
   const top = (legend ? 54 : 24) + legendRows.height, bottom = height - 42;
-  const y = scaleOf(padded(ys, chart.y), bottom, top, chart.y, Math.max(3, (bottom - top) / 42));
+  const rows = Math.max(3, (bottom - top) / 42);
+  const y = scaleOf(toTicks(padded(ys, chart.y), chart.y, rows), bottom, top, chart.y, rows);
   const yLabels = tickLabels(chart.y, y.ticks);
   const labels = chart.labelled && !legend ? shown.filter((curve) => curve.line).map((curve) => ({ curve, name: shortName(curve.method, shown.map((other) => other.method), width < 500 ? 16 : 26) })) : [];
   const left = 12 + 6.6 * Math.max(...yLabels.map((label) => label.length));

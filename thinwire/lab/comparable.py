@@ -19,5 +19,5 @@ def why_not_comparable(compute_s: Mapping[str, float]) -> str:
     return (
         "Seconds do not compare: forward and backward are the same work for every method, but took "
         f"{1e3 * known[least]:.3g} ms per step with {least} and {100 * (ratio - 1):.0f} % more with {most}; "
-        "the processors were not equally free."
+        "other programs, or the exchange itself, took processor time."
     )

@@ -412,6 +412,15 @@ def test_report_headline_says_how_much_sooner_dense_was_met(tmp_path: Path) -> N
     )
 
 
+def test_report_headline_of_a_method_that_is_as_fast(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ["dense", "terngrad"], epochs=2, steps=False)
+    curve(run, "dense", [(60, 10, 30e6), (90, 20, 60e6)])
+    curve(run, "terngrad", [(60, 10, 30e6), (90, 20.01, 60e6)])
+    told = headline_of(run)
+    assert told["sentence"] == "terngrad reached 90 % accuracy as soon as dense, with as many bytes as dense."
+    assert [one["value"] for one in told["numbers"]] == ["1\u00d7", "1\u00d7", "90 %"]
+
+
 def test_report_headline_reads_a_metric_that_falls(tmp_path: Path) -> None:
     metric = {"name": "bits per character", "unit": "", "difference_unit": "bits", "higher_is_better": False}
     run = write_run(tmp_path / "run", ["dense", "terngrad"], epochs=3, steps=False, metric=metric)

@@ -22,9 +22,11 @@ def factor(ratio: float) -> str:
     return f"{ratio:,.0f}{TIMES}" if ratio >= 10 else f"{ratio:.2g}{TIMES}" if ratio >= 2 else f"{ratio:.3g}{TIMES}"
 
 
-def against(ratio: float, more: str, less: str) -> tuple[str, str]:
-    """A ratio to dense in words: 2.6 goes with ``more``, and 0.884 is 1.13 with ``less``."""
-    return (factor(ratio), more) if ratio >= 1 else (factor(1 / ratio), less)
+def against(ratio: float, more: str, less: str, same: str) -> tuple[str, str]:
+    """A ratio to dense, and in words: 2.6 is 2.6 times ``more``, 0.884 is 1.13 times ``less``, 1 is ``same``."""
+    if f"{ratio:.3g}" == "1":
+        return factor(1), f"{same} as dense"
+    return (factor(ratio), f"{more} than dense") if ratio > 1 else (factor(1 / ratio), f"{less} than dense")
 
 
 def _duel(one: Row, section: Row) -> Row | None:
@@ -72,24 +74,29 @@ def _ratio(one: Row, dense: Row, places: list[int], column: str) -> float | None
 def _of_duel(duel: Row, section: Row) -> Row:
     one, dense, metric = duel["one"], duel["dense"], section["metric"]
     value = value_of(metric, duel["target"])
-    many, bytes_word = against(duel["fewer"], "fewer bytes", "more bytes")
-    numbers = [{"value": many, "label": f"{bytes_word} than dense"}]
+    many, less = against(duel["fewer"], "fewer bytes", "more bytes", "as many bytes")
+    numbers = [{"value": many, "label": less}]
     ended = one["finished"] and dense["finished"] and one["row"]["to_dense"] is not None
     worse = -one["row"]["to_dense"] * (1 if metric["higher_is_better"] else -1) if ended else 0.0
     unit = f" {metric['difference_unit']}" if metric["difference_unit"] else ""
     if duel["sooner"] is not None:
-        fast, time_word = against(duel["sooner"], "sooner", "later")
-        numbers.insert(0, {"value": fast, "label": f"{time_word} than dense"})
-        middle = f"{fast} {time_word} than dense, with {many} {bytes_word}"
+        fast, sooner = against(duel["sooner"], "sooner", "later", "as soon")
+        numbers.insert(0, {"value": fast, "label": sooner})
+        middle = f"{_times(fast)}{sooner}, with {_times(many)}{less.removesuffix(' than dense')}"
     else:
         if ended:
             difference = f"{one['row']['to_dense']:+.2f}".replace("-", MINUS)
             numbers.insert(0, {"value": f"{difference}{unit}", "label": f"{metric['name']} to dense at the end"})
-        middle = f"with {many} {bytes_word} than dense"
+        middle = f"with {_times(many)}{less}"
     numbers.append({"value": _short(metric, duel["target"]), "label": f"{metric['name']}, reached by both"})
     tail = f"; it ended {worse:.2f}{unit} worse than dense" if round(worse, 2) > 0 else ""
     so_far = "" if ended else "So far: "
     return {"sentence": f"{so_far}{one['method']} reached {value} {middle}{tail}.", "numbers": numbers}
+
+
+def _times(value: str) -> str:
+    """ "2.6x " before its word; nothing where both are alike."""
+    return "" if value == factor(1) else f"{value} "
 
 
 def _of_one(one: Row, section: Row) -> Row:

@@ -60,8 +60,12 @@ const FORMATS = {
   ms: (value, digits) => (known(value) ? withUnit(value, [[1000, "s"], [1, "ms"], [1e-3, "µs"]], digits) : "–"),
 };
 
-/** A ratio to dense in words: "2.6× sooner", and "1.13× later" instead of 0.884 times as soon. */
-const against = (ratio, more, less) => (known(ratio) ? `${plain(Math.max(ratio, 1 / ratio), Math.max(ratio, 1 / ratio) < 2 ? 3 : 2)}× ${ratio >= 1 ? more : less}` : "–");
+/** A ratio to dense in words: "2.6× sooner", "1.13× later" instead of 0.884 times as soon, "the same". */
+function against(ratio, more, less) {
+  if (!known(ratio)) return "–";
+  const times = Math.max(ratio, 1 / ratio), value = plain(times, times < 2 ? 3 : 2);
+  return value === "1" ? "the same" : `${value}× ${ratio > 1 ? more : less}`;
+}
 
 /** Labels of an axis: as many decimals as tell the ticks apart, the same for all. */
 function tickLabels(axis, ticks) {

@@ -51,8 +51,11 @@ def main() -> None:
         sampler.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
             optimizer.step()
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch + 1} of {EPOCHS}: loss {loss.item():.3f}", flush=True)
 
     if dist.get_rank() == 0:
         with torch.no_grad():

@@ -118,11 +118,14 @@ def main() -> None:
         # What a worker sees depends on the step alone, so that a step done again is the same step.
         batch = torch.randperm(len(labels), generator=torch.Generator().manual_seed(step))[:BATCH][rank::world]
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+        loss.backward()
         optimizer.step()
         if (step + 1) % options.save_every == 0 or step + 1 == options.steps:
             state = {"step": step + 1, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
             checkpoints.save(step + 1, {**state, "wire": wire.state_dict()})
+            if rank == 0:
+                print(f"step {step + 1} of {options.steps}: loss {loss.item():.3f}", flush=True)
 
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     print(f"rank {rank} of {world} ended: parameters {hashlib.sha256(flat.numpy().tobytes()).hexdigest()}", flush=True)

@@ -27,7 +27,7 @@ class Digits(pl.LightningModule):
     def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
         images, labels = batch
         right = (self.layers(images).argmax(dim=1) == labels).float().mean()
-        self.log("accuracy", right, sync_dist=True)
+        self.log("accuracy", right, sync_dist=True, prog_bar=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
@@ -43,7 +43,7 @@ def main() -> None:
     callback = ThinwireCallback()  # <- the added lines: this one chooses a method and says which
     trainer = pl.Trainer(
         strategy="ddp", accelerator="cpu", devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        max_epochs=int(os.environ.get("EPOCHS", "10")), logger=False, enable_progress_bar=False,
+        max_epochs=int(os.environ.get("EPOCHS", "10")), logger=False,
         default_root_dir="runs/lightning_digits", callbacks=[callback],  # <- and this
     )  # fmt: skip
     trainer.fit(Digits(), DataLoader(train, 16, shuffle=True), DataLoader(test, 360))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,12 @@ def test_advise_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.Ca
     words = ["advise", "--params", "0.4M", "--compute-ms", "20", "--hosts", "64", "--rate", "10mbit"]
     assert run([*words, "--methods", "dgc,gtopk", "--json", str(target)]) == 0
     shown = capsys.readouterr().out
-    assert "predicted ms per step" in shown and "1024" in shown and "recommended: " in shown
+    recommended, paste, _, head, _, *table = shown.splitlines()
+    assert recommended.startswith("recommended: ") and "ms per step instead of" in recommended
+    assert paste == f'    wire = thinwire.attach(model, optimizer, "{json.loads(target.read_text())["recommended"]}")'
+    assert head.startswith("0.4 M parameters, 20 ms per step") and table[0].startswith("on 64 hosts ")
+    assert [line.split()[0] for line in table[1:4]] == ["dense", "dgc", "gtopk"] and table[4] == ""
+    assert all(re.search(r"  \d[\d.]*x (faster|slower)  ", line) for line in table[2:4]) and "1024" not in shown
     written = json.loads(target.read_text())
     assert written["kind"] == "advice" and written["params"] == 400_000
     assert written["recommended"] in ("dgc", "gtopk")
@@ -26,6 +32,25 @@ def test_advise_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.Ca
     assert {"method", "hosts", "step_ms", "bytes_per_step"} == set(written["predictions"][0])
     assert {row["hosts"] for row in written["predictions"]} == {64, 128, 256, 512, 1024}
     assert not list(tmp_path.glob(".*partial"))
+
+
+def test_advise_shows_more_hosts_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["advise", "--params", "0.4M", "--compute-ms", "20", "--hosts", "64", "--rate", "10mbit"]
+    assert run([*words, "--methods", "gtopk", "--more-hosts"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("recommended: gtopk")
+    heading = next(line for line in shown.splitlines() if line.startswith("predicted ms per step"))
+    assert heading.split()[4:] == ["64", "128", "256", "512", "1024", "hosts"]
+
+
+def test_advise_points_to_local_steps_where_it_recommends_to_send_less(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "advise --params 0.4M --compute-ms 20 --hosts 4 --methods gtopk --rate"
+    assert run([*words.split(), "10 Mbit/s"]) == 0
+    assert "Local steps (local:every=N)" in capsys.readouterr().out
+    assert run([*words.split(), "100 Gb/s"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("do not compress: ") and "thinwire.attach" not in shown and "Local steps" not in shown
+    assert shown.splitlines()[1] == "Keep DistributedDataParallel as it is."
 
 
 def test_advise_takes_the_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +73,11 @@ def test_advise_measures_a_recipe_here(capsys: pytest.CaptureFixture[str]) -> No
         ("--params many --compute-ms 5 --hosts 4 --rate 1gbit", "is not a number of parameters such as 25.6M"),
         ("--params 1M --compute-ms 0 --hosts 4 --rate 1gbit", "a step takes longer"),
         ("--params 1M --compute-ms 5 --hosts 1 --rate 1gbit", "at least 2 hosts"),
-        ("--params 1M --compute-ms 5 --hosts 4 --rate fast", "--rate:"),
+        ("--params 1M --compute-ms 5 --hosts 4 --rate fast", "--rate: the rate 'fast' is not understood"),
+        (
+            "--params 1M --compute-ms 5 --hosts 4 --rate 100",
+            "--rate: the rate '100' has no unit; write bits as 100mbit",
+        ),
         ("--params 1M --compute-ms 5 --hosts 4 --rate 1gbit --latency-ms -1", "is not possible"),
         ("--params 1M --compute-ms 5 --hosts 4 --rate 1gbit --methods dgcc", "did you mean 'dgc'"),
         ("--params 1M --compute-ms 5 --hosts 4 --rate 1gbit --optimizer adan", "did you mean 'adam'"),

@@ -13,7 +13,7 @@ from thinwire.cli._display import QUIET_S, Live, Plain, megabytes, short, show_t
 from thinwire.cli._job import Job
 from thinwire.cli._text import in_lines, wrapped
 from thinwire.cli.cluster import _columns
-from thinwire.lab.recipes.events import ProgressEvent, Started
+from thinwire.lab.recipes.events import Breakdown, Outcome, ProgressEvent, Started
 
 
 def test_counts_are_shown_short() -> None:
@@ -84,3 +84,21 @@ def test_plain_run_says_that_it_began_and_that_it_goes_on(
 def test_table_of_one_epoch_and_one_worker_has_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(Job.checked(recipe="digits", specs=["dgc"], epochs=1, seed=0), [], num_workers=1)
     assert "test accuracy, 1 epoch, 1 worker, seed 0" in capsys.readouterr().out
+
+
+def outcome(spec: str, forward_backward_s: float) -> Outcome:
+    parts = Breakdown(forward_backward_s, 0.0, 0.002, 0.001, 0.001)
+    return Outcome(spec, 97.0, 0.1, 72, 2.0, 900.0, 1e6, 1e6, 1.0, 1.0, 1.0, spec, parts)
+
+
+def test_table_says_where_a_busy_machine_makes_seconds_incomparable(capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job.checked(recipe="digits", specs=["dense", "local:every=3"], epochs=3, seed=0)
+    show_table(job, [outcome("dense", 0.010), outcome("local:every=3", 0.013)], num_workers=2)
+    shown = capsys.readouterr().out
+    assert "seconds*" in shown and "* Seconds do not compare: " in shown and "30 % more with local:every=3" in shown
+    show_table(job, [outcome("dense", 0.010), outcome("local:every=3", 0.0115)], num_workers=2)
+    assert "*" not in capsys.readouterr().out
+    threads = Job.checked(recipe="digits", specs=["dense", "terngrad"], epochs=3, seed=0, in_process=True)
+    show_table(threads, [outcome("dense", 0.010), outcome("terngrad", 0.013)], num_workers=2)
+    shown = capsys.readouterr().out
+    assert "*" not in shown and "seconds are not" in shown  # that they are no workers' seconds is said already

@@ -385,6 +385,7 @@ def test_cluster_command_prefixes_lines_and_writes_json(tmp_path: Path, capfd: p
         (["--hosts", "2", "--", str(ROOT / "LICENSE")], "LICENSE' cannot be executed."),
         (["--hosts", "2", "--rate", "1gib", "--", "true"], "the rate '1gib' is not understood"),
         (["--hosts", "2", "--rate", "0mbit", "--", "true"], "the rate '0mbit' is not between 10kbit and 100gbit."),
+        (["--hosts", "2", "--rate", "100", "--", "true"], "the rate '100' has no unit; write bits as 100mbit or 1Gb/s"),
         (["--hosts", "2", "--uplink", "fast", "--", "true"], "the rate 'fast' is not understood"),
         (["--hosts", "2", "--latency", "-1", "--", "true"], "a latency of -1 ms is not possible."),
         (["--hosts", "2", "--kill", "2@1", "--", "true"], "a fault names host 2, but ranks go from 0 to 1."),
@@ -429,6 +430,14 @@ def test_latency_is_added_or_refused(capfd: pytest.CaptureFixture[str]) -> None:
         assert time.monotonic() - began > 0.04
 
 
-@pytest.mark.parametrize(("text", "rate"), [("1gbit", 10**9), ("1.5Mbit/s", 1_500_000), ("64 kbit", 64_000)])
-def test_rates_are_read_and_written(text: str, rate: int) -> None:
+@pytest.mark.parametrize(("text", "rate"), [
+    ("1gbit", 10**9), ("1.5Mbit/s", 1_500_000), ("64 kbit", 64_000), ("1Gbps", 10**9), ("1 Gb/s", 10**9),
+    ("100 Mbit/s", 10**8), ("1GBIT", 10**9), ("10MBits/s", 10**7), ("125MB/s", 10**9), ("125 mB/s", 10**9),
+    ("12.5 megabytes", None), ("12.5 MBytes/s", 10**8), ("25MBps", 2 * 10**8), ("1gb", 10**9), ("100000 b/s", 10**5),
+])  # fmt: skip
+def test_rates_are_read_and_written(text: str, rate: int | None) -> None:
+    if rate is None:
+        with pytest.raises(ValueError, match="is not understood; write bits as 100mbit or 1Gb/s, and bytes as 125MB/s"):
+            emulation.parse_rate(text)
+        return
     assert emulation.parse_rate(text) == rate == emulation.parse_rate(emulation.rate_text(rate))

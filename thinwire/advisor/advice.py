@@ -29,6 +29,7 @@ AS_FAST = 1.05  # predictions that differ by less cannot be told apart
 WIRE_SHARE = 0.94  # what Ethernet, IP and TCP headers leave of a link's rate for what is sent
 SAMPLE = 2 * 2**20  # elements on which this machine's encoding speed is measured when there is no model
 TABLE = 22 + 17  # columns of its text apart from the numbers: a method in front, "1,234 MB per step" behind
+LOCAL_STEPS = "Local steps (local:every=N) send N times less still; they are not predicted (docs/loops.md)."
 UNSTEADY = 0.1  # a step without communication that changes by more while it is measured is worth a note
 
 
@@ -102,26 +103,55 @@ class Advice:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, width: int | None = None) -> str:
-        """Table, verdict and notes; a table wider than ``width`` leaves out some numbers of hosts between."""
+    @property
+    def line(self) -> str:
+        """What to add to a training script; empty where nothing is to be added."""
+        return f'wire = thinwire.attach(model, optimizer, "{self.recommended}")' if self.compress else ""
+
+    def text(self, width: int | None = None, *, more_hosts: bool = False) -> str:
+        """The verdict and the line to paste, a table, and notes.
+
+        With ``more_hosts`` the table goes on to many hosts; one wider than ``width`` leaves out some between.
+        """
+        if self.compress:
+            verdict = [f"recommended: {self.recommended}: {self.reason}", f"    {self.line}"]
+            below = [self.caution, LOCAL_STEPS]
+        else:
+            verdict = [f"do not compress: {self.reason}", "Keep DistributedDataParallel as it is."]
+            below = []
+        compute = f"{_ms(self.compute_s)} ms per step without communication"
+        head = f"{self.params / 1e6:.3g} M parameters, {compute}, {self.link}"
+        below += [not_compared(is_sgd) for is_sgd in (True, False) if compared(is_sgd) == self._methods][:1]
+        below += [self.basis] if self.basis else []
+        table = self._table_of_more(width) if more_hosts else self._table()
+        return "\n".join([*verdict, "", head, "", *table, "", *self.notes, *below])
+
+    def _table(self) -> list[str]:
+        """Every method on these hosts."""
+        rows = [one for one in self.predictions if one.hosts == self.hosts]
+        dense = rows[0]
+        first = max(12, *(len(one.method) for one in rows))
+        lines = [f"{f'on {self.hosts} hosts':<{first}}  {'ms per step':>11}  {'than dense':>12}  {'sent per step':>13}"]
+        for one in rows:
+            against = "-" if one is dense else _against(one.step_s, dense.step_s)
+            sent = f"{one.nbytes / 1e6:,.3g} MB"
+            lines.append(f"{one.method:<{first}}  {_ms(one.step_s):>11}  {against:>12}  {sent:>13}")
+        return lines
+
+    def _table_of_more(self, width: int | None) -> list[str]:
+        """Every method on these hosts and on more, as many columns as there is room for."""
         counts = self.host_counts
         if width is not None:
             apart = next((n for n in range(1, len(counts)) if TABLE + 8 * len(counts[::n]) <= width), len(counts))
             counts = counts[::apart]
-        compute = f"{_ms(self.compute_s)} ms per step without communication"
-        head = f"{self.params / 1e6:.3g} M parameters, {compute}, {self.link}"
-        lines = [head, "", "predicted ms per step".ljust(22) + "".join(f"{n:>8}" for n in counts) + "  hosts"]
+        lines = ["predicted ms per step".ljust(22) + "".join(f"{n:>8}" for n in counts) + "  hosts"]
         for method in self._methods:
             own = [one for one in self.predictions if one.method == method and one.hosts in counts]
             sent = next(one.nbytes for one in own if one.hosts == self.hosts)
             lines.append(
                 f"{method:<22}" + "".join(f"{_ms(one.step_s):>8}" for one in own) + f"  {sent / 1e6:,.3g} MB per step"
             )
-        verdict = f"recommended: {self.recommended}" if self.compress else "do not compress"
-        below = [self.caution] if self.compress else []
-        below += [not_compared(is_sgd) for is_sgd in (True, False) if compared(is_sgd) == self._methods][:1]
-        below += [self.basis] if self.basis else []
-        return "\n".join([*lines, "", f"{verdict}: {self.reason}", *self.notes, *below])
+        return lines
 
     def as_dict(self) -> dict[str, Any]:
         """In JSON's terms; the caller adds hardware, commit and date."""
@@ -370,6 +400,12 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
 def _rate(bits: float) -> str:
     return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mb/s"
+
+
+def _against(step_s: float, dense_s: float) -> str:
+    """ "7.6x faster", "1.13x slower"; the larger time over the smaller one."""
+    ratio, word = (dense_s / step_s, "faster") if step_s <= dense_s else (step_s / dense_s, "slower")
+    return "as fast" if ratio < 1.005 else f"{ratio:.3g}x {word}"
 
 
 def _ms(seconds: float) -> str:

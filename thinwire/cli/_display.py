@@ -18,6 +18,7 @@ from rich.text import Text
 from thinwire.cli._job import Job
 from thinwire.cli._text import counted, in_lines, room, wrapped
 from thinwire.lab import peers
+from thinwire.lab.comparable import why_not_comparable
 from thinwire.lab.recipes import RECIPES
 from thinwire.lab.recipes.base import Metric
 from thinwire.lab.recipes.events import Epoch, Event, Outcome, ProgressEvent, Resumed, Started
@@ -200,7 +201,10 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, show_edge=False)
     table.add_column("method", overflow="fold")
     out = console()
-    for heading in (metric.name, "to dense", "ratio", "sent/worker", "link ratio", "seconds"):
+    compute_s = {outcome.spec: outcome.breakdown.forward_backward_s for outcome in outcomes}
+    uneven = "" if job.in_process else why_not_comparable(compute_s)
+    seconds = "seconds*" if uneven else "seconds"
+    for heading in (metric.name, "to dense", "ratio", "sent/worker", "link ratio", seconds):
         if out.width < SHORT:  # words below each other leave room for the method
             heading = heading.replace(" ", "\n").replace("/", "/\n")
         table.add_column(heading, justify="right", no_wrap=True)
@@ -221,6 +225,8 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
         "ratio: dense fp32 gradients / frames handed over.  link ratio: dense ring all-reduce / bytes over a link.",
         style="dim",
     )
+    if uneven:
+        out.print(f"* {escape(uneven)}", style="yellow")
     if job.in_process:
         out.print("Workers were threads: accuracy and bytes are those of real workers, seconds are not.", style="dim")
     factors = {o.method.partition(":")[0]: o.lr_factor for o in outcomes if o.lr_factor != 1}

@@ -41,7 +41,7 @@ def advise(
         float | None, typer.Option(metavar="MS", help="One step on one host without communication, in milliseconds.")
     ] = None,
     hosts: Annotated[int | None, typer.Option(help="How many hosts; under torchrun: those that are there.")] = None,
-    rate: Annotated[str | None, typer.Option(help="The rate of every link: 100mbit, 1gbit.")] = None,
+    rate: Annotated[str | None, typer.Option(help="The rate of every link: 100mbit, 1Gb/s, 125MB/s.")] = None,
     latency_ms: Annotated[float, typer.Option(metavar="MS", help="From one host to another, one way.")] = 0.2,
     model: Annotated[str | None, typer.Option(help=f"Measure this model: {', '.join(SHOWN_MODELS)}.")] = None,
     recipe: Annotated[str | None, typer.Option(help=f"Measure this recipe's model: {', '.join(RECIPES)}.")] = None,
@@ -55,6 +55,9 @@ def advise(
             show_default="{compared}; without sgd {compared_without_sgd}",
         ),
     ] = None,
+    more_hosts: Annotated[
+        bool, typer.Option("--more-hosts", help="Also show 2, 4, 8 ... times as many hosts, up to 1024.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the advice to FILE.")
     ] = None,
@@ -83,7 +86,8 @@ def advise(
     else:
         advice = _offline(params, compute_ms, hosts, rate, latency_ms, model, recipe, optimizer, specs)
     if not ctrl_c.is_silent():
-        typer.echo("\n".join(wrapped(line, room()) for line in advice.text(room()).splitlines()))
+        for line in advice.text(room(), more_hosts=more_hosts).splitlines():
+            typer.echo(line if line == f"    {advice.line}" else wrapped(line, room()))  # to be copied in one piece
         write_json(
             json_file,
             {**advice.as_dict(), "hardware": hardware(torch.device("cpu")), "commit": commit(), "date": today()},

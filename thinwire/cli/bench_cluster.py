@@ -129,10 +129,8 @@ def _counts(text: str) -> list[int]:
 
 
 def _rates(text: str) -> list[str]:
-    rates = [word.strip() for word in text.split(",")]
-    for one in rates:
-        try:
-            emulation.parse_rate(one)
-        except ValueError as error:
-            raise _complaints.Complaint(f"--rate: {error}.") from error
-    return rates
+    """Each as the rows name it: "1 Gb/s" is 1gbit."""
+    try:
+        return [emulation.rate_text(emulation.parse_rate(word.strip())) for word in text.split(",")]
+    except ValueError as error:
+        raise _complaints.Complaint(f"--rate: {error}.") from error

@@ -37,7 +37,7 @@ def cluster(
         list[str] | None,
         typer.Argument(metavar="COMMAND...", help="What to run on every host, after --.", show_default=False),
     ] = None,
-    rate: Annotated[str, typer.Option(help="The rate of every link, in both directions: 100mbit, 1gbit.")] = "1gbit",
+    rate: Annotated[str, typer.Option(help="Rate of every link, in both directions: 100mbit, 1Gb/s.")] = "1gbit",
     uplink: Annotated[str | None, typer.Option(help="Another rate for what hosts send.")] = None,
     downlink: Annotated[str | None, typer.Option(help="Another rate for what hosts receive.")] = None,
     latency: Annotated[

@@ -12,18 +12,27 @@ from typing import Any, ClassVar
 
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _NUMBER = r"\d+(?:\.\d+)?"
+_RATE = re.compile(rf"({_NUMBER})\s*((?i:[kmgt]?))(?:((?i:bits?|bytes?)|[bB])(?i:/s|/sec|ps)?)?", re.ASCII)
+HOW_TO_WRITE_A_RATE = "write bits as 100mbit or 1Gb/s, and bytes as 125MB/s"
 MIN_RATE = 10_000  # below, a single packet of 1500 bytes takes more than a second
 MAX_RATE = 100 * 10**9
 
 
 def parse_rate(text: str | int) -> int:
-    """Bits per second: "100mbit", "1.5gbit" or "1gbit/s"; a whole number is taken as it is."""
+    """Bits per second: "100mbit", "1 Gb/s", "1Gbps", "125MB/s"; a whole number is taken as it is.
+
+    Case matters between b (bits) and B (bytes) alone; prefixes are powers of 1000.
+    """
     rate = text
     if isinstance(text, str):
-        match = re.fullmatch(rf"({_NUMBER})\s*([a-z]+?)(?:/s)?", text.strip().lower())
-        if match is None or match[2] not in _UNITS:
-            raise ValueError(f"the rate '{text}' is not understood; write a number and bit, kbit, mbit or gbit")
-        rate = round(float(match[1]) * _UNITS[match[2]])
+        match = _RATE.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"the rate '{text}' is not understood; {HOW_TO_WRITE_A_RATE}")
+        number, prefix, unit = match.groups()
+        if unit is None:
+            raise ValueError(f"the rate '{text}' has no unit; {HOW_TO_WRITE_A_RATE}")
+        bits = 8 if unit == "B" or unit.lower().startswith("byte") else 1
+        rate = round(float(number) * 1000 ** " kmgt".index(prefix.lower() or " ") * bits)
     if not MIN_RATE <= int(rate) <= MAX_RATE:
         raise ValueError(f"the rate '{text}' is not between {rate_text(MIN_RATE)} and {rate_text(MAX_RATE)}")
     return int(rate)

@@ -60,6 +60,21 @@ const FORMATS = {
   ms: (value, digits) => (known(value) ? withUnit(value, [[1000, "s"], [1, "ms"], [1e-3, "µs"]], digits) : "–"),
 };
 
+/** A ratio to dense in words: "2.6× sooner", "1.13× later" instead of 0.884 times as soon, "the same". */
+function against(ratio, more, less) {
+  if (!known(ratio)) return "–";
+  const times = Math.max(ratio, 1 / ratio), value = plain(times, times < 2 ? 3 : 2);
+  return value === "1" ? "the same" : `${value}× ${ratio > 1 ? more : less}`;
+}
+
+/** Labels of an axis: as many decimals as tell the ticks apart, the same for all. */
+function tickLabels(axis, ticks) {
+  if (axis.kind !== "number" || axis.log || ticks.length < 2) return ticks.map((tick) => FORMATS[axis.kind](tick));
+  const whole = (places) => ticks.every((tick) => Math.abs(tick * 10 ** places - Math.round(tick * 10 ** places)) < 1e-6);
+  const places = [0, 1, 2, 3, 4, 5, 6].find(whole) ?? 6;
+  return ticks.map((tick) => tick.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places }));
+}
+
 // --- scales: from data to pixels ------------------------------------------------------------------
 
 function extent(values) {
@@ -109,6 +124,14 @@ function padded([low, high], axis) {
   if (axis.log) return low === high ? [low / 2, high * 2] : [low / (high / low) ** 0.04, high * (high / low) ** 0.04];
   const room = (high - low) * 0.05 || Math.abs(high) * 0.05 || 1;
   return [axis.zero || (low >= 0 && low < room) ? 0 : low - room, Math.min(high + room, Math.max(axis.most ?? Infinity, high))];
+}
+
+/** The domain out to the next ticks where these are near: a reader sees between which numbers the curves lie. */
+function toTicks([low, high], axis, count) {
+  if (axis.log || axis.ticks) return [low, high];
+  const ticks = linearTicks(low, high, count), step = ticks[1] - ticks[0], near = 0.1 * (high - low);
+  const [below, above] = [ticks[0] - step, ticks[ticks.length - 1] + step];
+  return [low - below <= near ? below : low, above - high <= near && above <= (axis.most ?? Infinity) ? above : high];
 }
 
 // --- line charts ----------------------------------------------------------------------------------
@@ -162,9 +185,12 @@ function drawLines(chart, width, height, legend = false) {
 
   const legendRows = legend ? legendOf(shown, width) : { node: null, height: 0 };
   const top = (legend ? 54 : 24) + legendRows.height, bottom = height - 42;
-  const y = scaleOf(padded(ys, chart.y), bottom, top, chart.y, Math.max(3, (bottom - top) / 42));
-  const yLabels = y.ticks.map((tick) => FORMATS[chart.y.kind](tick));
-  const left = 12 + 6.6 * Math.max(...yLabels.map((label) => label.length)), right = width - 14;
+  const rows = Math.max(3, (bottom - top) / 42);
+  const y = scaleOf(toTicks(padded(ys, chart.y), chart.y, rows), bottom, top, chart.y, rows);
+  const yLabels = tickLabels(chart.y, y.ticks);
+  const labels = chart.labelled && !legend ? shown.filter((curve) => curve.line).map((curve) => ({ curve, name: shortName(curve.method, shown.map((other) => other.method), width < 500 ? 16 : 26) })) : [];
+  const left = 12 + 6.6 * Math.max(...yLabels.map((label) => label.length));
+  const right = width - (labels.length ? Math.min(0.4 * width, 14 + Math.max(...labels.map(widthOf))) : 14);
   const xDomain = chart.x.zero && !chart.x.log ? [0, xs[1] * 1.02 || 1] : padded(xs, chart.x);
   const x = scaleOf(xDomain, left, right, chart.x, Math.max(2, (right - left) / (chart.x.log ? 52 : 72)));
 
@@ -175,9 +201,10 @@ function drawLines(chart, width, height, legend = false) {
   for (const [i, tick] of y.ticks.entries())
     node.append(svg("line", { x1: left, x2: right, y1: y(tick), y2: y(tick), stroke: "var(--grid)" }),
       text(left - 6, y(tick) + 4, yLabels[i], { "text-anchor": "end" }));
-  for (const tick of x.ticks)
+  const xLabels = tickLabels(chart.x, x.ticks);
+  for (const [i, tick] of x.ticks.entries())
     node.append(svg("line", { x1: x(tick), x2: x(tick), y1: bottom, y2: bottom + 4, stroke: "var(--quiet)" }),
-      text(x(tick), bottom + 17, FORMATS[chart.x.kind](tick), { "text-anchor": "middle" }));
+      text(x(tick), bottom + 17, xLabels[i], { "text-anchor": "middle" }));
   node.append(svg("line", { x1: left, x2: right, y1: bottom, y2: bottom, stroke: "var(--quiet)" }),
     text((left + right) / 2, height - 6, chart.x.label + (chart.x.log ? " (log scale)" : ""), { "text-anchor": "middle" }));
 
@@ -186,7 +213,42 @@ function drawLines(chart, width, height, legend = false) {
   const layer = svg("g", { "clip-path": `url(#${clip})` });
   node.append(layer);
   for (const curve of shown) layer.append(drawCurve(curve, x, y));
+  placeLabels(node, labels, x, y, { top, bottom, width });
   return { node, x, y, shown, plot: { left, right, top, bottom } };
+}
+
+const widthOf = ({ name }) => 6.7 * name.length + 4;
+
+/** The name before its options where no other of the methods has it; else beginning and end of the whole. */
+function shortName(method, methods, most) {
+  const name = method.split(/[: ]/)[0];
+  if (new Set(methods.filter((other) => other.split(/[: ]/)[0] === name)).size === 1) return name;
+  const head = Math.floor(0.45 * most);
+  return method.length <= most ? method : `${method.slice(0, head)}…${method.slice(head + 1 - most)}`;
+}
+
+/** A name beside the end of each line; names that would lie on each other move apart, and a thin line says whose they are. */
+function placeLabels(node, labels, x, y, { top, bottom, width }) {
+  const LINE = 14;
+  const there = labels.flatMap((label) => {
+    let i = label.curve.y.length - 1;
+    while (i >= 0 && !(known(label.curve.y[i]) && Number.isFinite(x(label.curve.x[i])))) i--;
+    if (i < 0) return [];
+    const px = x(label.curve.x[i]), py = Math.max(top, Math.min(bottom, y(label.curve.y[i])));
+    return [{ ...label, px, py, at: Math.max(0, Math.min(px + 9, width - widthOf(label))), y: py }];
+  }).sort((a, b) => a.py - b.py);
+  const beside = (a, b) => a.at < b.at + widthOf(b) && b.at < a.at + widthOf(a);
+  there.forEach((label, i) => { for (const other of there.slice(0, i)) if (beside(label, other)) label.y = Math.max(label.y, other.y + LINE); });
+  for (let i = there.length - 1; i >= 0; i--) {
+    there[i].y = Math.min(there[i].y, bottom - 4);
+    for (const other of there.slice(i + 1)) if (beside(there[i], other)) there[i].y = Math.min(there[i].y, other.y - LINE);
+  }
+  for (const { curve, name, px, py, at, y: place } of there) {
+    const group = svg("g", { "data-method": curve.method, class: "label" });
+    if (Math.abs(place - py) > 6) group.append(svg("line", { x1: px + 4, y1: py, x2: at - 1, y2: place, stroke: curve.style.color, "stroke-width": 0.75 }));
+    group.append(text(at, place + 4, name, { fill: curve.style.color, "font-weight": 600, stroke: "var(--card)", "stroke-width": 3, "paint-order": "stroke", "stroke-linejoin": "round" }));
+    node.append(group);
+  }
 }
 
 function drawCurve(curve, x, y) {

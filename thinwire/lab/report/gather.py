@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from thinwire.lab.comparable import why_not_comparable
 from thinwire.lab.emulation import Links
+from thinwire.lab.report.headline import headline
 from thinwire.lab.report.inputs import PHASES, Input, Measurements, Numbers, Run, SavedAdvice
 from thinwire.lab.report.scaling import scaling_charts
 
@@ -43,7 +45,7 @@ def _section(recipe: str, runs: list[Run]) -> dict[str, Any]:
         for spec in run.specs:
             if spec in run.epochs or spec in run.steps or spec in run.outcomes:
                 members.setdefault((spec, _setting(run)), []).append(run)
-    settings = {setting for _, setting in members}
+    settings = dict.fromkeys(setting for _, setting in members)
     series = []
     for (spec, setting), same in members.items():
         label = spec if len(settings) == 1 else f"{spec} ({setting})"
@@ -54,9 +56,10 @@ def _section(recipe: str, runs: list[Run]) -> dict[str, Any]:
             series += [_series(f"{label} [{name}]", spec, setting, [run]) for name, run in _named(same)]
     _compare_with_dense(series)
     metric: dict[str, Any] = next((run.config["metric"] for run in runs if run.config.get("metric")), {})
-    return {
+    section = {
         "recipe": recipe,
         "setting": next(iter(settings)) if len(settings) == 1 else "",
+        "uneven": {setting: sentence for setting in settings if (sentence := _uneven(series, setting))},
         "metric": {
             "name": str(metric.get("name") or "metric"),
             **{key: str(metric.get(key) or "") for key in ("unit", "difference_unit")},
@@ -64,6 +67,14 @@ def _section(recipe: str, runs: list[Run]) -> dict[str, Any]:
         },
         "series": series,
     }
+    return {**section, "headline": headline(section)}
+
+
+def _uneven(series: list[dict[str, Any]], setting: str) -> str:
+    """Why the seconds of this setting's methods do not compare, where they do not."""
+    same = [one for one in series if one["setting"] == setting and "as threads" not in setting]
+    compute_s = {one["method"]: one["breakdown_ms"].get("forward_backward", 0.0) / 1e3 for one in same}
+    return why_not_comparable(compute_s)
 
 
 def _named(runs: list[Run]) -> Iterable[tuple[str, Run]]:

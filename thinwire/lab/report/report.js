@@ -36,8 +36,12 @@ function redraw() {
   for (const row of document.querySelectorAll("tr[data-method]")) row.hidden = hidden.has(row.dataset.method);
 }
 
-addEventListener("beforeprint", () => figures.forEach((figure) => figure.wide ? figure.draw(360, 300) : figure.draw(250, 230)));
-addEventListener("afterprint", redraw);
+const folds = () => [...document.querySelectorAll("details")];
+addEventListener("beforeprint", () => { // paper has no folds
+  for (const fold of folds()) { fold.wasOpen = fold.open; fold.open = true; }
+  figures.forEach((figure) => figure.wide ? figure.draw(360, 300) : figure.draw(250, 230));
+});
+addEventListener("afterprint", () => { for (const fold of folds()) fold.open = fold.wasOpen; redraw(); });
 
 const visible = (rows) => rows.filter((row) => !hidden.has(row.method));
 
@@ -53,11 +57,11 @@ function addFigure(parent, { id, kind, describe, options = {}, keys, height = 30
   const buttons = html("div", { className: "buttons" });
   const heading = html("h3");
   const node = html("figure", { id, tabIndex: 0 }, html("div", { className: "head" }, heading, buttons), keys, canvas, caption);
-  const figure = { id, chart: null, drawn: null, wide: parent.classList.contains("wide") };
+  const figure = { id, chart: null, drawn: null, wide: parent.classList.contains("wide"), options };
   const render = (width, tall, legend) => kind === "lines" ? drawLines(figure.chart, width, tall, legend)
     : (kind === "bars" ? drawBars : drawDots)(figure.chart, width, legend);
 
-  figure.draw = (width = Math.max(240, canvas.clientWidth || 400), tall = height) => {
+  figure.draw = (width = Math.max(240, canvas.clientWidth || 400), tall = width < 500 ? Math.min(height, 300) : height) => {
     figure.chart = describe(Object.fromEntries(Object.entries(options).map(([name, option]) => [name, option.on])));
     heading.textContent = figure.chart.title;
     caption.textContent = figure.chart.caption || "";
@@ -80,7 +84,8 @@ function addFigure(parent, { id, kind, describe, options = {}, keys, height = 30
   };
   for (const option of Object.values(options)) {
     const button = html("button", { type: "button", className: "option", title: option.title, "aria-pressed": String(option.on) }, option.label);
-    button.onclick = () => { option.on = !option.on; button.setAttribute("aria-pressed", String(option.on)); figure.draw(); };
+    option.set = (on) => { option.on = on; button.setAttribute("aria-pressed", String(on)); figure.draw(); };
+    button.onclick = () => option.set(!option.on);
     buttons.append(button);
   }
   buttons.append(
@@ -156,7 +161,15 @@ function curvesOf(series, xAxis, value, smooth) {
   });
 }
 
-function addCurves(section, parent, number) {
+/** Whether the late part of the curves, which readers compare, would be squeezed into a small part of the y axis. */
+function squeezed(series) {
+  const curves = series.map((one) => (one.epochs.metric || []).filter(known)).filter((values) => values.length > 5);
+  const all = extent(curves.flat()), late = extent(curves.flatMap((values) => values.slice(Math.floor(values.length / 2))));
+  return Boolean(late && all[1] - all[0] > 4 * (late[1] - late[0]));
+}
+
+/** Two large charts with their lines labelled, in `large`; the others in `more`. */
+function addCurves(section, large, more) {
   const { metric, series } = section;
   const percent = metric.unit === "%" ? "percent" : "number";
   const yAxes = {
@@ -165,16 +178,20 @@ function addCurves(section, parent, number) {
     loss: { label: "training loss", kind: "number", tip: "number", lowerFirst: true },
   };
   const long = series.some((one) => reachOf(lengthOf(one)) > 0);
-  for (const value of ["metric", "loss"])
-    for (const x of [{ key: "step", name: "step", label: "steps", kind: "count", tip: "count", zero: true }, timeAxis(series), byteAxis(series)]) {
-      const options = { log: { label: "log x", on: Boolean(x.log), title: "Logarithmic x axis" },
-        zoom: { label: "zoom y", on: false, title: "Fit the y axis to the second half of every curve" } };
-      if (value === "loss" && long) options.smooth = { label: "smooth", on: true, title: "Running mean; what was logged stays faintly visible" };
-      addFigure(parent, { id: `${section.id}-${value}-${x.key}`, kind: "lines", options, describe: ({ log, zoom, smooth }) => ({
-        title: `${value === "metric" ? metric.name : "loss"} over ${{ step: "steps", seconds: "time", bytes: "bytes" }[x.key]}`,
-        x: { ...x, log }, y: { ...yAxes[value], zoom }, curves: curvesOf(series, x, value, smooth),
-        caption: smooth ? smoothingNote(series) : "" }) });
-    }
+  const axes = { step: { key: "step", name: "step", label: "steps", kind: "count", tip: "count", zero: true }, seconds: timeAxis(series), bytes: byteAxis(series) };
+  const timed = !isUneven(section) && !series.some((one) => one.setting.includes("as threads"));
+  const first = [timed ? "metric-seconds" : "metric-step", "metric-bytes"];
+  const names = first.concat(["metric", "loss"].flatMap((value) => Object.keys(axes).map((key) => `${value}-${key}`)).filter((name) => !first.includes(name)));
+  for (const name of names) {
+    const [value, key] = name.split("-"), x = axes[key], labelled = first.includes(name);
+    const options = { log: { label: "log x", on: Boolean(x.log), title: "Logarithmic x axis" },
+      zoom: { label: "zoom y", on: value === "metric" && squeezed(series), title: "Fit the y axis to the second half of every curve" } };
+    if (value === "loss" && long) options.smooth = { label: "smooth", on: true, title: "Running mean; what was logged stays faintly visible" };
+    addFigure(labelled ? large : more, { id: `${section.id}-${name}`, kind: "lines", options, height: labelled ? 400 : 300, describe: ({ log, zoom, smooth }) => ({
+      title: `${value === "metric" ? metric.name : "loss"} over ${{ step: "steps", seconds: "time", bytes: "bytes" }[key]}`, labelled,
+      x: { ...x, log }, y: { ...yAxes[value], zoom }, curves: curvesOf(series, x, value, smooth),
+      caption: smooth ? smoothingNote(series) : "" }) });
+  }
 }
 
 function smoothingNote(series) {
@@ -218,20 +235,36 @@ function addRatios(section, parent) {
 
 // --- sections -------------------------------------------------------------------------------------
 
+/** What few readers need: closed until it is clicked, and open on paper. */
+function addFold(parent, id, title, about) {
+  const body = html("div");
+  parent.append(html("details", { id }, html("summary", {}, title, html("span", { className: "quiet" }, about)), body));
+  return body;
+}
+
+function addHeadline({ sentence, numbers }, parent) {
+  if (!sentence) return;
+  const big = ({ value, label }) => html("div", {}, html("b", {}, value), html("span", { className: "quiet" }, label));
+  parent.append(html("div", { className: "headline" }, html("div", { className: "numbers" }, ...numbers.map(big)), html("p", {}, sentence)));
+}
+
 function addSection(section, number) {
   section.id = `${section.recipe.toLowerCase().replace(/[^a-z0-9]+/g, "-")}${data.sections.length > 1 ? `-${number + 1}` : ""}`;
   const seeds = Math.max(...section.series.map((one) => one.seeds.length));
   main.append(html("h2", {}, section.recipe), html("p", { className: "quiet reading" },
-    [section.setting, seeds > 1 ? "lines are means over seeds, bands reach from the lowest to the highest run" : ""].filter(Boolean).join("; ")));
-  const curves = html("div", { className: "charts" }), bars = html("div", { className: "charts wide" });
-  main.append(curves);
-  addCurves(section, curves, number);
-  addResults(section, main);
+    [section.setting, seeds > 1 ? `lines are means over ${seeds} seeds, bands reach from the lowest to the highest run` : ""].filter(Boolean).join("; ")));
+  addHeadline(section.headline, main);
+  for (const sentence of Object.values(section.uneven)) main.append(html("p", { className: "notice" }, sentence));
+  const large = html("div", { className: "charts large wide" }), more = html("div", { className: "charts" }), bars = html("div", { className: "charts wide" });
+  main.append(large);
+  addResults(section, addFold(main, `${section.id}-fold-table`, "In numbers", "every method at its end"));
   addTarget(section, main);
-  main.append(bars);
+  addFold(main, `${section.id}-fold-curves`, "More curves", "over steps, time and bytes; the training loss").append(more);
+  addCurves(section, large, more);
   const timed = section.series.filter((one) => Object.keys(one.breakdown_ms).length).map((one) => ({ method: one.method, parts: one.breakdown_ms }));
   if (timed.length) addBreakdown(bars, `${section.id}-breakdown`, "where the time of a step goes", timed, `Mean over all logged steps. ${TWO_BARS}`);
   addRatios(section, bars);
+  if (bars.childElementCount) addFold(main, `${section.id}-fold-bars`, "Time and bytes", "where a step's time goes, how much less is sent").append(bars);
 }
 
 function addScaling(chart, number) {
@@ -245,7 +278,7 @@ function addScaling(chart, number) {
   const grid = html("div", { className: "charts wide" });
   main.append(grid);
   addFigure(grid, { id, kind: "lines", height: 360, options: { log: { label: "log y", on: true, title: "Logarithmic y axis" } }, describe: ({ log }) => ({
-    title: "step time over hosts", exact: true,
+    title: "step time over hosts", exact: true, labelled: true,
     x: { name: "hosts", label: "hosts", kind: "count", tip: "count", log: true, ticks: hosts },
     y: { label: "time of a step", kind: "ms", tip: "ms", log, zero: !log, lowerFirst: true },
     caption: [chart.predicted.length && "Lines: predicted.", chart.measured.length && "Points: measured, median with p20 to p80."].filter(Boolean).join(" "),
@@ -257,10 +290,13 @@ function addScaling(chart, number) {
         return { method, note: "measured", style: styles.get(method), markers: true, whiskers: true, x: pick("hosts"), y: pick("step_ms_p50"), low: pick("step_ms_p20"), high: pick("step_ms_p80") };
       })] }) });
   if (!chart.measured.length) return;
+  const fold = addFold(main, `${id}-fold`, "Measured", "where a step's time goes, and all in numbers");
+  const bars = html("div", { className: "charts wide" });
+  fold.append(bars);
   const timed = chart.measured.filter((row) => Object.keys(row.breakdown_ms).length)
     .map((row) => ({ method: row.method, label: `${row.method}, ${FORMATS.count(row.hosts)} hosts`, parts: row.breakdown_ms }));
-  if (timed.length) addBreakdown(grid, `${id}-breakdown`, "where the time of a step goes, measured", timed, TWO_BARS);
-  addTable(main, `${id}-table`, [
+  if (timed.length) addBreakdown(bars, `${id}-breakdown`, "where the time of a step goes, measured", timed, TWO_BARS);
+  addTable(fold, `${id}-table`, "in numbers", [
     nameColumn, column("hosts", (row) => row.hosts, FORMATS.count), column("step p50", (row) => row.step_ms_p50, FORMATS.ms),
     column("p20", (row) => row.step_ms_p20, FORMATS.ms), column("p80", (row) => row.step_ms_p80, FORMATS.ms),
     column("predicted", (row) => row.predicted_ms, FORMATS.ms),
@@ -277,7 +313,7 @@ function addSources() {
     html("td", { "data-label": "commit", className: "short" }, source.commit || "not recorded"), html("td", { "data-label": "hardware" }, source.hardware || "not recorded"),
     html("td", { "data-label": "date", className: "short" }, source.date || "not recorded"),
     html("td", { "data-label": "also" }, html("span", { className: "quiet" }, Object.entries(source.facts).map(([name, value]) => `${name} ${value}`).join(", "))));
-  main.append(html("h2", {}, "Where the numbers come from"), html("div", { className: "card", id: "sources" }, html("table", { className: "cards texts" },
+  addFold(main, "fold-sources", "Where the numbers come from", "commands, commits, machines").append(html("div", { className: "card", id: "sources" }, html("table", { className: "cards texts" },
     html("thead", {}, html("tr", {}, ...["from", "command", "commit", "hardware", "date", "also"].map((name) => html("th", { scope: "col" }, name)))),
     html("tbody", {}, ...data.sources.map(line)))));
 }
@@ -285,7 +321,7 @@ function addSources() {
 function addNotices() {
   for (const { name, status, missing } of data.sources.filter((source) => source.status && source.status !== "finished"))
     document.getElementById("notices").append(html("p", { className: "notice" },
-      `${name} is ${status}: this page shows what it has written so far${missing.length ? `; not at their end: ${missing.join(", ")}` : ""}.`));
+      `${name} is ${data.live ? "not finished" : status}: this page shows what it has written so far${missing.length ? `; not at their end: ${missing.join(", ")}` : ""}.`));
 }
 
 // --- light and dark -------------------------------------------------------------------------------
@@ -298,10 +334,55 @@ function setTheme(name) {
   theme.onclick = () => setTheme({ system: "dark", dark: "light", light: "system" }[name]);
 }
 
+// --- while a run goes on --------------------------------------------------------------------------
+
+const KEPT = `thinwire ${location.pathname}`;
+
+/** Load the page again, which has been written anew, and leave there what the reader has chosen. */
+function reload() {
+  const options = figures.map((figure) => [figure.id, Object.entries(figure.options).map(([name, option]) => [name, option.on])]);
+  const sliders = [...document.querySelectorAll("input[type=range]")].filter((slider) => slider.moved).map((slider) => [slider.id, slider.value]);
+  const kept = { open: folds().filter((fold) => fold.open).map((fold) => fold.id), hidden: [...hidden], options, sliders,
+    theme: document.documentElement.dataset.theme || "system", y: scrollY };
+  try { sessionStorage.setItem(KEPT, JSON.stringify(kept)); } catch { /* it is only comfort */ }
+  location.reload();
+}
+
+/** What the page was left with when it loaded itself again; nothing where a reader has opened it. */
+function takeUp() {
+  let kept = null;
+  try { kept = JSON.parse(sessionStorage.getItem(KEPT)); sessionStorage.removeItem(KEPT); } catch { /* it is only comfort */ }
+  if (!kept) return;
+  setTheme(kept.theme);
+  for (const method of kept.hidden) if (data.methods.includes(method)) hidden.add(method);
+  for (const fold of folds()) fold.open = kept.open.includes(fold.id);
+  for (const [id, options] of kept.options)
+    for (const [name, on] of options) figures.find((figure) => figure.id === id)?.options[name]?.set(on);
+  for (const [id, value] of kept.sliders) {
+    const slider = document.getElementById(id);
+    if (slider) { slider.value = value; slider.oninput(); }
+  }
+  redraw();
+  scrollTo(0, kept.y);
+}
+
+/** Not under the reader's hands: while values are shown under the pointer, or a slider is held, it waits. */
+function keepLive() {
+  const held = !tooltip.hidden || document.querySelector("input:active");
+  if (held) setTimeout(keepLive, 1000);
+  else reload();
+}
+
 setTheme("system");
-if (data.made) document.getElementById("made").textContent = `Made by thinwire ${data.made.version}, ${data.made.date}`;
+if (data.made) document.getElementById("made").textContent = `Made by thinwire ${data.made.version}, ${data.made.date}` +
+  (data.live ? `; live: loads itself again every ${data.live} seconds` : "");
 addNotices();
 data.sections.forEach(addSection);
 data.scaling.forEach(addScaling);
 addSources();
 redraw();
+takeUp();
+if (data.live) {
+  history.scrollRestoration = "manual";
+  setTimeout(keepLive, 1000 * data.live);
+}

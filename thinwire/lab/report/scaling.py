@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any, TypeGuard
 
+from thinwire.lab.emulation import parse_rate
 from thinwire.lab.report.inputs import PHASES, Measurements, SavedAdvice
 
 SAME_RATE = 1.5  # a measured bandwidth lies below the link's rate (headers, one stream), but not this far
@@ -67,10 +67,9 @@ def _belongs(rows: list[dict[str, Any]], model: str, rate: str, item: SavedAdvic
 
 
 def bits_per_second(rate: str) -> float | None:
-    """1gbit -> 1e9, in tc's units; None for what is not a rate."""
-    found = re.fullmatch(r"([0-9.]+)\s*([kmgt]?)bit", rate.strip().lower())
+    """1gbit -> 1e9; None for what is not a rate."""
     try:
-        return float(found[1]) * 1000.0 ** " kmgt".index(found[2] or " ") if found else None
+        return float(parse_rate(rate))
     except ValueError:
         return None
 

@@ -41,9 +41,9 @@ function addCard(parent, id, title, ...children) {
   return buttons;
 }
 
-function addTable(parent, id, columns, rows) {
+function addTable(parent, id, title, columns, rows) {
   const table = makeTable(columns, rows);
-  addCard(parent, id, "in numbers", table.node).append(html("button", { type: "button", title: "Download as CSV",
+  addCard(parent, id, title, table.node).append(html("button", { type: "button", title: "Download as CSV",
     onclick: () => save(`${id}.csv`, new Blob([table.csv()], { type: "text/csv" })) }, "CSV"));
 }
 
@@ -53,11 +53,15 @@ const fixed = (value) => (known(value) ? value.toFixed(2) : "–");
 const signed = (value, unit = "") => (known(value) ? (value > 0 ? "+" : "") + value.toFixed(unit ? 1 : 2) + unit : "–");
 const unitOf = (metric) => metric.unit && ` ${metric.unit}`;
 
+/** Whether seconds of its methods do not compare; a notice says why. */
+const isUneven = (section) => Object.keys(section.uneven).length > 0;
+
 function addResults(section, parent) {
   const { metric, series } = section;
+  const uneven = isUneven(section);
   const several = series.some((one) => one.seeds.length > 1);
   const small = (content) => html("small", {}, ` ${content}`);
-  addTable(parent, `${section.id}-table`, [
+  addTable(parent, `${section.id}-table`, "at the end of training", [
     nameColumn,
     ...(several ? [column("seeds", (one) => one.seeds.length, FORMATS.count)] : []),
     { label: metric.name, get: (one) => one.row.metric, best: metric.higher_is_better ? "high" : "low", show: (one) => [
@@ -68,8 +72,8 @@ function addResults(section, parent) {
       signed(one.row.to_dense), known(one.row.to_dense_step) ? small(`at step ${FORMATS.count(one.row.to_dense_step)}`) : ""] },
     column("loss", (one) => one.row.loss, (value) => plain(value, 4)),
     column("steps", (one) => one.row.steps, FORMATS.count),
-    column("time", (one) => one.row.seconds, FORMATS.seconds, "low"),
-    column("samples/s", (one) => one.row.samples_per_s, FORMATS.count, "high"),
+    column(uneven ? "time*" : "time", (one) => one.row.seconds, FORMATS.seconds, uneven ? undefined : "low"),
+    column(uneven ? "samples/s*" : "samples/s", (one) => one.row.samples_per_s, FORMATS.count, uneven ? undefined : "high"),
     column("sent by a worker", (one) => one.row.bytes_sent, FORMATS.bytes, "low"),
     column("ratio", (one) => one.row.ratio, FORMATS.times, "high"),
     column("link ratio", (one) => one.row.link_ratio, FORMATS.times, "high"),
@@ -81,12 +85,13 @@ function addTarget(section, parent) {
   const { metric } = section;
   const series = section.series.filter((one) => (one.epochs.metric || []).some(known));
   if (!series.length) return;
+  const uneven = isUneven(section);
   const sign = metric.higher_is_better ? 1 : -1;
   const [low, high] = extent(series.flatMap((one) => one.epochs.metric));
   const common = sign * Math.min(...series.map((one) => Math.max(...one.epochs.metric.filter(known).map((value) => sign * value))));
   const step = 10 ** Math.floor(Math.log10((high - low || 1) / 100));
   const rounded = (sign > 0 ? Math.floor : Math.ceil)(common / step) * step; // every method has reached it
-  const slider = html("input", { type: "range", min: Math.floor(low / step) * step, max: Math.ceil(high / step) * step, step, value: rounded,
+  const slider = html("input", { type: "range", id: `${section.id}-slider`, min: Math.floor(low / step) * step, max: Math.ceil(high / step) * step, step, value: rounded,
     "aria-label": `${metric.name} to reach` });
   const shown = html("output"), place = html("div");
 
@@ -99,17 +104,17 @@ function addTarget(section, parent) {
       return { method: one.method, reached: i >= 0, steps: at("step"), seconds: at("seconds"), bytes: at("bytes") };
     });
     const dense = rows.find((row) => row.method === "dense");
-    const against = (row, name) => (dense && row !== dense && known(dense[name]) && row[name] > 0 ? dense[name] / row[name] : null);
+    const ratio = (row, name) => (!(uneven && name === "seconds") && dense && row !== dense && known(dense[name]) && row[name] > 0 ? dense[name] / row[name] : null);
     place.replaceChildren(makeTable([
       nameColumn,
       { label: "steps", get: (row) => row.steps, show: (row) => (row.reached ? FORMATS.count(row.steps) : "not reached"), best: "low" },
-      column("time", (row) => row.seconds, FORMATS.seconds, "low"), column("sent by a worker", (row) => row.bytes, FORMATS.bytes, "low"),
-      column("dense takes", (row) => against(row, "seconds"), (value) => (known(value) ? `${plain(value)}× the time` : "–")),
-      column("dense sends", (row) => against(row, "bytes"), (value) => (known(value) ? `${plain(value)}× the bytes` : "–")),
+      column(uneven ? "time*" : "time", (row) => row.seconds, FORMATS.seconds, uneven ? undefined : "low"), column("sent by a worker", (row) => row.bytes, FORMATS.bytes, "low"),
+      column("than dense", (row) => ratio(row, "seconds"), (value) => against(value, "sooner", "later")),
+      column("bytes", (row) => ratio(row, "bytes"), (value) => against(value, "fewer", "more")),
     ], rows).node);
   }
-  slider.oninput = update;
+  slider.oninput = () => { slider.moved = true; update(); };
   update();
-  addCard(parent, `${section.id}-target`, "what it takes to reach a value",
+  addCard(addFold(parent, `${section.id}-fold-target`, "What it takes to reach a value", "steps, time and bytes to a value that you choose"), `${section.id}-target`, "to reach",
     html("label", { className: "target" }, slider, shown), place, html("p", { className: "quiet" }, "The first epoch at or beyond it."));
 }

@@ -203,7 +203,10 @@ def time_to_accuracy_100mbit() -> Any:
     panel.set_xticks(ticks, [str(tick) for tick in ticks])
     panel.minorticks_off()
     panel.set(
-        xlabel="minutes, four emulated hosts on 100 Mb/s links", ylabel="test accuracy (%)", xlim=(0.9, 460), ylim=(30, 97)
+        xlabel="minutes, four emulated hosts on 100 Mb/s links",
+        ylabel="test accuracy (%)",
+        xlim=(0.9, 460),
+        ylim=(30, 97),
     )
     return figure
 

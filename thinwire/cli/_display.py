@@ -202,7 +202,8 @@ def show_table(job: Job, outcomes: Sequence[Outcome], num_workers: int) -> None:
     table.add_column("method", overflow="fold")
     out = console()
     compute_s = {outcome.spec: outcome.breakdown.forward_backward_s for outcome in outcomes}
-    uneven = "" if job.in_process else why_not_comparable(compute_s)
+    compress_s = {outcome.spec: outcome.breakdown.compress_s for outcome in outcomes}
+    uneven = "" if job.in_process else why_not_comparable(compute_s, compress_s)
     seconds = "seconds*" if uneven else "seconds"
     for heading in (metric.name, "to dense", "ratio", "sent/worker", "link ratio", seconds):
         if out.width < SHORT:  # words below each other leave room for the method

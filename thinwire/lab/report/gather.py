@@ -73,8 +73,11 @@ def _section(recipe: str, runs: list[Run]) -> dict[str, Any]:
 def _uneven(series: list[dict[str, Any]], setting: str) -> str:
     """Why the seconds of this setting's methods do not compare, where they do not."""
     same = [one for one in series if one["setting"] == setting and "as threads" not in setting]
-    compute_s = {one["method"]: one["breakdown_ms"].get("forward_backward", 0.0) / 1e3 for one in same}
-    return why_not_comparable(compute_s)
+    compute_s, compress_s = (
+        {one["method"]: one["breakdown_ms"].get(part, 0.0) / 1e3 for one in same}
+        for part in ("forward_backward", "compress")
+    )
+    return why_not_comparable(compute_s, compress_s)
 
 
 def _named(runs: list[Run]) -> Iterable[tuple[str, Run]]:

@@ -14,6 +14,7 @@ WORKERS ?= 4
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+export PYTHONDONTWRITEBYTECODE := # empty: else each of the hundreds of processes of a test run compiles what it imports
 .PHONY: help train test lint format setup clean
 
 help:  ## show this list
@@ -22,9 +23,10 @@ help:  ## show this list
 train: $(STAMP)  ## train 4 local workers with DGC beside dense on the digits shipped in the package
 	@$(BIN)/thinwire train --recipe $(RECIPE) --workers $(WORKERS) --method $(METHOD) --compare $(COMPARE)
 
+# Three test processes for two cores: ranks wait for each other, and some tests for a timeout.
 test: lint  ## everything CI runs: ruff, mypy, pytest
 	@echo "== pytest"
-	@$(BIN)/pytest -q --durations=20 -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -q --durations=20 -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## ruff and mypy
 	@echo "== ruff"
@@ -39,14 +41,15 @@ format: $(STAMP)  ## let ruff rewrite the sources
 
 setup: $(STAMP)  ## only create .venv and install into it
 
-# The constraints file holds for the build environment too (PIP_CONSTRAINT), not only for what is installed.
+# The constraints file holds for the build environment too (PIP_CONSTRAINT), not only for what is installed. Of what is
+# installed only a small part is ever imported, and compiled then (--no-compile).
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "thinwire needs Python 3.10 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
 	@echo "== setting up $(VENV) (once; a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -qq --disable-pip-version-check \
-		-c constraints.txt -e '.[dev]'
+		--no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 clean:  ## remove .venv, caches and build leftovers

@@ -29,14 +29,19 @@ _LONGEST = (
     "test_frozen_bits.py", "test_convergence.py", "test_faults.py", "test_oracles.py", "test_resume.py",
     "test_cluster_emulation.py",
     "test_interruptions.py", "test_triton.py", "test_in_process.py", "test_advise.py", "test_conservation.py",
-    "test_ddp_forms.py", "test_loops.py", "test_integrations.py", "test_fsdp.py", "test_sharded_states.py",
+    "test_ddp_forms.py", "test_loops.py", "test_several_backwards.py", "test_fsdp.py", "test_sharded_states.py",
+    "test_framework_examples.py", "test_examples.py", "test_integrations.py", "test_wrapped_optimizers.py",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, those that wait beside those that compute: no test process is left alone at the end."""
-    items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
+    """The longest files first, those that wait beside those that compute: no test process is left alone at the end.
+
+    Of the others those with the cluster come one after the other, so that it starts once for all of them.
+    """
     _with_cluster.update(item.path for item in items if "cluster" in getattr(item, "fixturenames", ()))
+    place = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: (place.get(item.path.name, len(place)), item.path not in _with_cluster))
 
 
 _pool, _with_cluster = Cluster(), set[Path]()  # the files in which a test asks for it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import warnings
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,7 @@ from bowls import (
 )
 from cluster import Cluster
 from command import command, run_of
+from heard import Heard
 from oracles import local_steps as oracle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -133,6 +136,43 @@ def growing(group: Any) -> None:
 
 def test_rounds_grow_while_the_learning_rate_falls(cluster: Cluster) -> None:
     cluster.run(growing, 2)
+
+
+def too_far(group: Any) -> None:
+    """Rounds of 8 steps become shorter while ranks go too far, and longer again; a resumed run goes on alike."""
+    heard, logger = Heard(), logging.getLogger("thinwire")
+    logger.addHandler(heard)
+    loop = Loop(group, "sgd", "local:every=8,most_apart=0.05")
+    lengths, last, resumed = [], 0, None
+    for step in range(40):
+        loop.optimizers[0].param_groups[0]["lr"] = 0.2 if step < 20 else 1e-4
+        loop.step(step)
+        if resumed is not None:
+            resumed.optimizers[0].param_groups[0]["lr"] = 0.2 if step < 20 else 1e-4
+            resumed.step(step)
+            assert torch.equal(flat(loop.bowl), flat(resumed.bowl))
+        if loop.wire.stats.rounds != len(lengths):
+            lengths.append(step + 1 - last)
+            last = step + 1
+        if step == 13:
+            resumed = Loop(group, "sgd", "local:every=8,most_apart=0.05")
+            resumed.bowl.load_state_dict(loop.bowl.state_dict())
+            resumed.wire.load_state_dict(loop.wire.state_dict())
+    logger.removeHandler(heard)
+    assert len(set(everybody(group, tuple(lengths)))) == 1
+    assert lengths[0] == 8 and min(lengths) < 8, lengths
+    shortest = lengths.index(min(lengths))
+    assert all(two in (one, one // 2) for one, two in itertools.pairwise(lengths[: shortest + 1])), lengths
+    assert lengths[-1] > min(lengths) and lengths[shortest:] == sorted(lengths[shortest:]), lengths
+    said = {line for line in heard.sentences if "most_apart is 0.05" in line}  # both loops say the same
+    assert len(said) == (sum(two < one for one, two in itertools.pairwise(lengths)) if loop.rank == 0 else 0)
+    for one in (loop, resumed):
+        assert one is not None
+        one.wire.detach()
+
+
+def test_rounds_become_shorter_while_ranks_go_too_far(cluster: Cluster) -> None:
+    cluster.run(too_far, 2)
 
 
 def equalities(group: Any) -> None:

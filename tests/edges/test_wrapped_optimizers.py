@@ -1,14 +1,13 @@
-"""Models and optimizers as Accelerate and Lightning's Fabric wrap them, in processes of torchrun."""
+"""Models and optimizers as Accelerate and Lightning's Fabric wrap them, in processes as torchrun starts them."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
+from launched import Launcher
 from torch import nn
 
 from thinwire.engine.several_optimizers import seen_through
@@ -23,17 +22,11 @@ def needs(library: str) -> object:
 
 
 @pytest.mark.parametrize(("library", "package"), [("accelerate", "accelerate"), ("fabric", "lightning.fabric")])
-def test_wrapped_optimizers_follow_plain_ddp(library: str, package: str) -> None:
+def test_wrapped_optimizers_follow_plain_ddp(tmp_path: Path, library: str, package: str) -> None:
     needs(package)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    paths = [str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, *torchrun, str(SCRIPT), library],
-        capture_output=True, text=True, timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert f"{library}: as plain DDP" in done.stdout
+    with closing(Launcher(SCRIPT, package)) as launcher:
+        printed = launcher.ranks(2, tmp_path, library)
+    assert f"{library}: as plain DDP" in printed[0]
 
 
 def test_lightnings_optimizer_is_seen_through() -> None:

@@ -68,6 +68,6 @@ def finish(found: dict[str, Any]) -> None:
     """Rank 0 writes what all ranks found where the test looks for it."""
     ranks = everybody(found)
     if dist.get_rank() == 0:
-        Path(os.environ["FOUND"]).write_text(json.dumps(ranks))
+        Path(os.environ["FOLDER"], "found.json").write_text(json.dumps(ranks))
     dist.barrier()
     dist.destroy_process_group()

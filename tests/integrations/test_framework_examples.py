@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from launched import Launcher
 from paths import ROOT
 
 
@@ -37,8 +39,9 @@ def test_example_of_a_framework(tmp_path: Path, library: str, script: str) -> No
 
 def test_example_of_adamw_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     whole = run("adamw_amp.py", tmp_path, FILE="whole.pt", STEPS="100")
-    run("adamw_amp.py", tmp_path, FILE="halves.pt", STEPS="50")
-    resumed = run("adamw_amp.py", tmp_path, FILE="halves.pt", STEPS="100")
+    with closing(Launcher(ROOT / "examples" / "adamw_amp.py")) as launcher:
+        launcher.ranks(2, tmp_path, FILE="halves.pt", STEPS="50")
+        resumed, _ = launcher.ranks(2, tmp_path, FILE="halves.pt", STEPS="100")
     assert "step 50: " not in resumed
     told = [re.search(r"step 100: loss ([\d.]+);.*\n(test accuracy .*)", printed) for printed in (whole, resumed)]
     assert told[0] is not None and told[1] is not None and told[0].groups() == told[1].groups()

@@ -6,12 +6,15 @@ Four processes train and resume; two try the rest as well.
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import alone, launched
+from launched import Launcher
 
 STEPS, SAVED = 12, 6
 START = 2.3  # loss of ten classes before the first step
@@ -21,6 +24,34 @@ NEAR = 0.15  # of dense's loss; twelve steps with 5 % of the gradient, without a
 def needs(library: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
+
+
+def launcher_for(library: str, script: str) -> Iterator[Launcher]:
+    needs(library)
+    with closing(Launcher(Path(__file__).with_name(script))) as launcher:
+        yield launcher
+
+
+@pytest.fixture(scope="module")
+def hugging_face() -> Iterator[Launcher]:
+    yield from launcher_for("transformers", "huggingface_rank.py")
+
+
+@pytest.fixture(scope="module")
+def lightning() -> Iterator[Launcher]:
+    yield from launcher_for("lightning", "lightning_rank.py")
+
+
+@pytest.fixture(scope="module")
+def accelerate() -> Iterator[Launcher]:
+    yield from launcher_for("accelerate", "accelerate_rank.py")
+
+
+def found_by(launcher: Launcher, ranks: int, folder: Path) -> list[dict[str, Any]]:
+    """What every rank of the script found; rank 0 has written it down."""
+    launcher.ranks(ranks, folder)
+    found: list[dict[str, Any]] = json.loads((folder / "found.json").read_text())
+    return found
 
 
 def check_training(ranks: list[dict[str, Any]]) -> None:
@@ -36,9 +67,8 @@ def check_training(ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_trainer_of_hugging_face(tmp_path: Path, ranks: int) -> None:
-    needs("transformers")
-    everybody = launched("huggingface_rank.py", ranks, tmp_path)
+def test_a_trainer_of_hugging_face(hugging_face: Launcher, tmp_path: Path, ranks: int) -> None:
+    everybody = found_by(hugging_face, ranks, tmp_path)
     check_training(everybody)
     for found in everybody if ranks == 2 else ():
         assert found["clip_norm"] == 0.5 and found["clipped"]["clips"] == 0.5  # for whoever reads the arguments later
@@ -52,9 +82,8 @@ def test_a_trainer_of_hugging_face(tmp_path: Path, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_trainer_of_lightning(tmp_path: Path, ranks: int) -> None:
-    needs("lightning")
-    everybody = launched("lightning_rank.py", ranks, tmp_path)
+def test_a_trainer_of_lightning(lightning: Launcher, tmp_path: Path, ranks: int) -> None:
+    everybody = found_by(lightning, ranks, tmp_path)
     check_training(everybody)
     for found in everybody if ranks == 2 else ():
         assert found["clip_norm"] == 0.5 and found["clipped"]["clips"] == 0.5
@@ -66,9 +95,8 @@ def test_a_trainer_of_lightning(tmp_path: Path, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_loop_of_accelerate(tmp_path: Path, ranks: int) -> None:
-    needs("accelerate")
-    everybody = launched("accelerate_rank.py", ranks, tmp_path)
+def test_a_loop_of_accelerate(accelerate: Launcher, tmp_path: Path, ranks: int) -> None:
+    everybody = found_by(accelerate, ranks, tmp_path)
     check_training(everybody)
     for found in everybody if ranks == 2 else ():
         assert found["drifting"]["saved is mean"]
@@ -102,7 +130,7 @@ def test_a_trainers_clipping_goes_to_methods_that_can_clip(caplog: pytest.LogCap
 
 
 ALONE = {
-    "transformers": """
+    "hugging_face": """
 import huggingface_rank as rank
 from thinwire.integrations.huggingface import ThinwireCallback
 plain = rank.trained("plain", max_grad_norm=0.1)
@@ -122,7 +150,9 @@ print(plain["digest"] == ours["digest"])
 
 
 @pytest.mark.parametrize("library", list(ALONE))
-def test_one_process_without_a_group_trains_as_without_thinwire(tmp_path: Path, library: str) -> None:
-    needs(library)
-    printed = alone(ALONE[library], tmp_path)
+def test_one_process_without_a_group_trains_as_without_thinwire(
+    request: pytest.FixtureRequest, tmp_path: Path, library: str
+) -> None:
+    launcher: Launcher = request.getfixturevalue(library)
+    printed = launcher.alone(ALONE[library], tmp_path)
     assert printed.splitlines()[-1] == "True"

@@ -17,7 +17,7 @@ from thinwire.lab import peers
     "terngrad:clip_sigma=none,share_scaler=false,topology=server,seed=4", "terngrad:clip_sigma=1.5,scaler=model",
     "blocksign:block=64,two_way=false,topology=server", "dropping:density=0.1,local=sum,sync_every=3,warmup=2",
     "local:every=5,outer_momentum=0.9", "sparseloco:density=0.1,exclude=a.*",
-    "local:start=2 epochs,qsr=0.3", "sparseloco:start=5", "diloco:every=7,dtype=bf16",
+    "local:start=2 epochs,qsr=0.3,most_apart=0.1", "sparseloco:start=5", "diloco:every=7,dtype=bf16",
     "gtopk:clip_norm=0.25", "blocksign:clip_norm=2.0", "dropping:clip_norm=1.5", "dense:dtype=bf16",
 ])  # fmt: skip
 def test_method_string_is_read_and_written_alike(text: str) -> None:
@@ -81,6 +81,7 @@ def test_option_that_is_misspelt_is_answered_with_the_right_one() -> None:
     ("local:every=0", ["local", "at least 1", "0"]),
     ("local:start=soon", ["local: start", "2 epochs", "soon"]),
     ("sparseloco:start=-1", ["sparseloco: start", "-1"]),
+    ("sparseloco:most_apart=0", ["sparseloco: most_apart", "above 0"]),
     ("local:qsr=0", ["local: qsr", "above 0"]),
     ("local:method=dgc", ["dgc", "momentum_correction=False"]),
     ("local:method=(dropping:local=sum)", ["local=sum", "local gradients"]),

@@ -90,6 +90,8 @@ OPTIMIZERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
     "plain": sgd(),
     "heavy": sgd(momentum=0.9),
     "nesterov": sgd(momentum=0.9, nesterov=True),
+    "half": sgd(momentum=0.5),  # whose tail is over after 30 steps
+    "half-nesterov": sgd(momentum=0.5, nesterov=True),
     "decay": sgd(momentum=0.9, weight_decay=0.02),
     "nesterov-decay": sgd(momentum=0.9, nesterov=True, weight_decay=0.02),
     "maximize-plain": sgd(maximize=True),

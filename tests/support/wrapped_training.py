@@ -1,6 +1,6 @@
-"""What torchrun starts on every rank: a library's wrapped model and optimizers beside plain DDP, at density 1.
+"""A library's wrapped model and optimizers on every rank, beside plain DDP, at density 1.
 
-torchrun ... wrapped_training.py accelerate|fabric
+torchrun ... wrapped_training.py accelerate|fabric, or as test_wrapped_optimizers.py starts it
 """
 
 from __future__ import annotations

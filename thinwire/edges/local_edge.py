@@ -52,6 +52,10 @@ ANEW = (
     "thinwire: the state was saved %d steps after a round had begun, by another group; the round begins anew, and "
     "those steps are lost"
 )
+APART = (
+    "thinwire: ranks went %.3g of the parameters' length in a round of %d steps, and most_apart is %.3g; the next "
+    "rounds have %d steps, until ranks go less than half as far"
+)
 
 
 class LocalEdge:
@@ -142,13 +146,15 @@ class LocalEdge:
             self._step_is_over()
 
     @property
-    def _rate(self) -> float:
-        return max(float(group["lr"]) for one in self._view.optimizers for group in one.param_groups)
+    def _length(self) -> int:
+        """Of a round that would end behind the step of the moment."""
+        rate = max(float(group["lr"]) for one in self._view.optimizers for group in one.param_groups)
+        return max(1, self._rule.steps(self.reducer.progress.step, rate) >> self._outer.halvings)
 
     def _step_is_over(self) -> None:
         self._is_open = False
         self._outer.in_round += 1
-        is_due = self._outer.in_round >= self._rule.steps(self.reducer.progress.step, self._rate)
+        is_due = self._outer.in_round >= self._length
         self.reducer.step_alone(tells=not is_due)  # else the exchange does
         if is_due:
             self._join(ROUND)
@@ -211,6 +217,7 @@ class LocalEdge:
             return
         progress.step = max(one.step for one in arrivals) - 1  # the exchange counts the last one
         progress.dense_bytes -= 4 * sum(p.numel() for p in reducer.parameters.values())
+        took = self.in_round
         reducer.reduce(differences)
         self._outer.step(differences, self._rule)
         with overhead(net):
@@ -218,6 +225,8 @@ class LocalEdge:
         mean_square = sum(one.square for one in arrivals) / net.size
         length = self._outer.length()
         self._outer.distance = math.sqrt(mean_square) / length if length else None
+        if self._outer.watch(self._rule, took) and net.rank == 0:
+            log.warning(APART, self._outer.distance, took, self._rule.most_apart, took // 2)
         reducer.monitors.after_optimizer_step(progress.step, progress.step, True)
 
     def _pass_over(self, bad: int, step: int, keeps_going: bool) -> None:

@@ -21,7 +21,8 @@ class OuterRule:
 
     m = momentum m + d;  theta -= rate (d + momentum m with Nesterov, else m; d alone without momentum)
 
-    In the first ``start`` steps they meet behind each one. With ``qsr`` rounds grow while the learning rate falls.
+    In the first ``start`` steps they meet behind each one. With ``qsr`` rounds grow while the learning rate falls, and
+    with ``most_apart`` they become shorter while ranks go further than this share of |theta| in one.
     """
 
     every: int  # optimizer steps
@@ -30,6 +31,7 @@ class OuterRule:
     nesterov: bool = True
     start: int = 0
     qsr: float | None = None
+    most_apart: float | None = None
 
     def steps(self, step: int, lr: float) -> int:
         """How many steps a round has that goes on behind optimizer step ``step`` (0, 1, ...), made with rate ``lr``."""
@@ -55,6 +57,7 @@ class OuterStep:
         self.in_round = 0  # steps since the ranks were equal
         self.rounds = 0
         self.distance: float | None = None  # of the last round, see Stats
+        self.halvings = 0  # of the length of rounds, because ranks went too far
 
     def prepare(self, rule: OuterRule) -> None:
         """Momentum is there from the beginning, so that every saved state has the same tensors."""
@@ -82,6 +85,17 @@ class OuterStep:
         self.rounds += 1
         self.go_back()
 
+    def watch(self, rule: OuterRule, took: int) -> bool:
+        """Make rounds half as long where ranks went too far in the last one, of ``took`` steps, and longer again where
+        they did not go half as far; whether they became shorter. All ranks know the same distance."""
+        if rule.most_apart is None or self.distance is None:
+            return False
+        if self.distance > rule.most_apart:
+            self.halvings += took > 1
+            return took > 1
+        self.halvings -= self.halvings > 0 and self.distance < rule.most_apart / 2
+        return False
+
     def go_back(self) -> None:
         """x_i = theta."""
         with torch.no_grad():
@@ -108,7 +122,7 @@ class OuterStep:
         """Flat copies by kind and name. x_i itself is kept and not its difference, which rounding would change."""
         tensors = self._kept.items()
         kept = {kind: {name: memory_flat(t.detach()).clone() for name, t in v.items()} for kind, v in tensors}
-        return {**kept, "counters": {"in_round": self.in_round, "rounds": self.rounds}}
+        return {**kept, "counters": {"in_round": self.in_round, "rounds": self.rounds, "halvings": self.halvings}}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]], *, anew: bool) -> int:
         """Take up where ``state_dict`` left off, or ``anew`` from theta: then return how many steps since theta the
@@ -116,7 +130,8 @@ class OuterStep:
         _fill(self.theta, state["theta"])
         _fill(self.momentum, state.get("momentum", {}))
         _fill(self.buffers, state.get("buffers", {}))
-        self.rounds, saved = state["counters"]["rounds"], state["counters"]["in_round"]
+        counters = state["counters"]
+        self.rounds, self.halvings, saved = counters["rounds"], counters["halvings"], counters["in_round"]
         if anew:
             self.go_back()
             return int(saved)

@@ -30,6 +30,7 @@ class LocalSteps(RoundMethod):
     error_decay     what is kept from round to round of what was not sent
     start           first steps, or "2 epochs", behind each of which the ranks exchange: while the learning rate rises
     qsr             None, or a rate: rounds have (qsr / learning rate)^2 steps where that is more than ``every``
+    most_apart      None, or a share of |theta|: rounds in which ranks go further (Stats.round_distance) become shorter
 
     With theta the common parameters and x_i those of rank i: d_i = theta - x_i; d is the mean of what ``method`` sends
     of e_i + d_i, and e_i keeps the rest; m = outer_momentum m + d; theta -= outer_lr (d + outer_momentum m); x_i =
@@ -51,6 +52,7 @@ class LocalSteps(RoundMethod):
     error_decay: float = 1.0
     start: int | str = 0
     qsr: float | None = None
+    most_apart: float | None = None
 
     def __post_init__(self) -> None:
         check_rule(self)
@@ -68,8 +70,9 @@ class LocalSteps(RoundMethod):
 
     @property
     def outer_rule(self) -> OuterRule:
+        start = first_steps(self.start)
         return OuterRule(
-            self.every, self.outer_lr, self.outer_momentum, self.nesterov, first_steps(self.start), self.qsr
+            self.every, self.outer_lr, self.outer_momentum, self.nesterov, start, self.qsr, self.most_apart
         )
 
     def in_steps(self, steps_per_epoch: int | None) -> Method:

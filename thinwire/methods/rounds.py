@@ -124,6 +124,11 @@ def check_rule(method: Any) -> None:
         qsr is None or (is_number(qsr) and qsr > 0),
         f"{method.name}: qsr must be None or a number above 0, which is divided by the learning rate, not {qsr!r}",
     )
+    apart = getattr(method, "most_apart", None)
+    require(
+        apart is None or (is_number(apart) and apart > 0),
+        f"{method.name}: most_apart must be None or a share above 0 of the parameters' length, not {apart!r}",
+    )
     decay = getattr(method, "error_decay", 1.0)
     require(
         is_number(decay) and 0 <= decay <= 1,

@@ -27,6 +27,7 @@ class SparseLoCo(RoundMethod):
     exclude      names of parameters that travel dense, with * and ?: ("4.weight", "head.*")
     start        first steps, or "2 epochs", behind each of which the ranks exchange: while the learning rate rises
     qsr          None, or a rate: rounds have (qsr / learning rate)^2 steps where that is more than ``every``
+    most_apart   None, or a share of |theta|: rounds in which ranks go further (Stats.round_distance) become shorter
 
     It is ``LocalSteps`` with ``GradientDropping(scope="chunk")``. What ranks send is divided by their number. A part of
     what was not sent is lost, by design.
@@ -48,6 +49,7 @@ class SparseLoCo(RoundMethod):
     exclude: tuple[str, ...] = ()
     start: int | str = 0
     qsr: float | None = None
+    most_apart: float | None = None
 
     def __post_init__(self) -> None:
         check_rule(self)
@@ -66,7 +68,9 @@ class SparseLoCo(RoundMethod):
 
     @property
     def outer_rule(self) -> OuterRule:
-        return OuterRule(self.every, self.outer_lr, start=first_steps(self.start), qsr=self.qsr)
+        return OuterRule(
+            self.every, self.outer_lr, start=first_steps(self.start), qsr=self.qsr, most_apart=self.most_apart
+        )
 
     def in_steps(self, steps_per_epoch: int | None) -> Method:
         return replace(self, start=start_in_steps(self, steps_per_epoch))

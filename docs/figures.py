@@ -202,12 +202,8 @@ def time_to_accuracy_100mbit() -> Any:
     ticks = (2, 5, 10, 20, 50, 100, 200, 400)
     panel.set_xticks(ticks, [str(tick) for tick in ticks])
     panel.minorticks_off()
-    panel.set(
-        xlabel="minutes, four emulated hosts on 100 Mb/s links",
-        ylabel="test accuracy (%)",
-        xlim=(0.9, 460),
-        ylim=(30, 97),
-    )
+    panel.set(xlabel="minutes, four emulated hosts on 100 Mb/s links", ylabel="test accuracy (%)")
+    panel.set(xlim=(0.9, 460), ylim=(30, 97))
     return figure
 
 

@@ -180,9 +180,9 @@ def test_machine_without_netem_and_relay_says_what_to_do(monkeypatch: pytest.Mon
     monkeypatch.setattr(network, "_try_qdisc", lambda qdisc: "Specified qdisc kind is unknown")
     monkeypatch.setattr(relay, "LIBRARY", Path("/nowhere/_relay.so"))
     assert emulation.why_no_latency() == (
-        "this machine cannot add latency: the kernel has no netem (Specified qdisc kind is unknown), and the relay that "
-        "would stand in for it cannot run (thinwire was installed without its native part); load sch_netem (modprobe "
-        "sch_netem), or leave out latency, jitter and loss."
+        "this machine cannot add latency: the kernel has no netem (Specified qdisc kind is unknown), and the relay "
+        "that would stand in for it cannot run (thinwire was installed without its native part); load sch_netem "
+        "(modprobe sch_netem), or leave out latency, jitter and loss."
     )
 
 

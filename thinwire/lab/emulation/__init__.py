@@ -13,6 +13,7 @@ from thinwire.lab.emulation.link_check import LinkCheck
 from thinwire.lab.emulation.network import Counters, EmulationError, why_no_latency, why_no_tcp, why_not
 from thinwire.lab.emulation.settings import (
     CUBIC,
+    NOTHING,
     Cut,
     Distance,
     Fault,
@@ -27,6 +28,7 @@ from thinwire.lab.emulation.settings import (
 
 __all__ = [
     "CUBIC",
+    "NOTHING",
     "Cluster",
     "Counters",
     "Cut",

@@ -1,9 +1,9 @@
 """What is run on hosts to see what a link gives: standard library only.
 
-probe.py echo                        send back what comes, until standard input ends
-probe.py ping ADDRESS COUNT WAIT_S   print the round trips in seconds
+probe.py echo                            send back what comes, until standard input ends
+probe.py ping ADDRESS COUNT WAIT_S       print the round trips in seconds
 probe.py flood ADDRESS SEGMENTS S RATE   send as fast as a link of this rate takes it
-probe.py watch INTERFACE SKIP_S S    print what the kernel counts there while a flood comes in
+probe.py watch INTERFACE SKIP_S S        print what the kernel counts there while a flood comes in
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ def test_bench_says_what_following_the_advice_costs() -> None:
 
 
 why_not = emulation.why_not()
+why_not_delayed = why_not or emulation.why_no_latency()
 
 
 @pytest.mark.skipif(why_not is not None, reason=f"no emulated hosts here: {why_not}")

@@ -17,10 +17,10 @@ SMALL = 64  # bytes: what such a message takes is latency
 FIRST = 64 * 1024  # bytes of the first buffer that is added up
 LARGEST = 64 * 2**20
 ENOUGH_S = 0.1  # a call that takes this long shows the steady rate, a shaper's burst and a stolen time slice beside it
-REPEATS = 3
+REPEATS = 3  # two where a call takes LONG_S
 SMALL_REPEATS = 15
-FEW = 5  # of the latter, where they take long
-LONG_S = 0.5  # so long
+FEW = 3  # of the latter, where they take long
+LONG_S = 0.5
 GROWTH = 16  # of a buffer at most, from one call to the next
 
 
@@ -68,9 +68,13 @@ def measure_link(net: Net) -> Link:
         while len(took) < (SMALL_REPEATS if sum(took) < LONG_S else FEW):
             took.append(slowest_s(net, lambda: net.all_gather(tiny)))
         alpha = statistics.median(took) / rounds
-        nbytes = _enough(net)
+        nbytes, call_s = _enough(net)
         on_link = 2 * rounds / net.size  # bytes that a byte of the buffer puts on each link
-        points = [(on_link * size, _ring_s(net, size)) for _ in range(REPEATS) for size in (nbytes, 2 * nbytes)]
+        points = [
+            (on_link * size, _ring_s(net, size))
+            for _ in range(REPEATS if call_s < LONG_S else 2)
+            for size in (nbytes, 2 * nbytes)
+        ]
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if a[0] != b[0]]
     beta = statistics.median(slopes)
     if beta <= 0:  # so fast, or so disturbed, that the difference drowns: the whole time is the better estimate
@@ -78,9 +82,10 @@ def measure_link(net: Net) -> Link:
     return Link(alpha, beta)
 
 
-def _enough(net: Net) -> int:
-    """Bytes whose all-reduce takes long enough to see what a byte takes."""
+def _enough(net: Net) -> tuple[int, float]:
+    """Bytes whose all-reduce takes long enough to see what a byte takes, and the seconds of the last call."""
     nbytes, idle_s = FIRST, _ring_s(net, SMALL)
+    took_s = idle_s
     while 4 * nbytes <= LARGEST:
         took_s = _ring_s(net, nbytes)
         if took_s >= max(ENOUGH_S, 2 * idle_s):
@@ -88,7 +93,7 @@ def _enough(net: Net) -> int:
         # Where a call takes long whatever it carries, there should be few of them: as many more bytes as are missing.
         missing = idle_s / max(took_s - idle_s, 1e-9) if idle_s > ENOUGH_S else 2.0
         nbytes = min(LARGEST // 2, nbytes * 2 ** math.ceil(math.log2(min(GROWTH, max(2.0, missing)))))
-    return nbytes
+    return nbytes, took_s
 
 
 def meet(net: Net) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from thinwire.lab.emulation import probe
+from thinwire.lab.emulation import keeper, probe
 from thinwire.lab.emulation.network import BURST_S, INTERFACE, SUBNET, EmulationError, Network
 from thinwire.lab.emulation.settings import Distance, rate_text
 
@@ -128,8 +128,8 @@ def _drain(network: Network) -> None:
 
 def _pings(network: Network) -> list[float]:
     wait_s = 0.5 + 3 * (network.distance.latency_ms + network.distance.jitter_ms) / 1e3
-    with _running([*network.enter(0), *_probe("echo")]):
-        ping = [*network.enter(1), *_probe("ping", network.addresses[0], str(PINGS), f"{wait_s:g}")]
+    with _running([*network.enter(0), *_probe(network, "echo")]):
+        ping = [*network.enter(1), *_probe(network, "ping", network.addresses[0], str(PINGS), f"{wait_s:g}")]
         return list(json.loads(_output(ping)))
 
 
@@ -145,8 +145,8 @@ def _flood(network: Network, asked: int, sender: Sequence[str], to: str, receive
     frame_bits = 8 * (probe.PAYLOAD + probe.HEADERS)
     seconds = min(LONGEST_S, max(FLOOD_S, FRAMES * frame_bits / asked))
     segments = max(1, min(40, round(asked * BURST_S / frame_bits)))
-    with _running([*receiver, *_probe("watch", where, f"{SKIP_S:g}", f"{seconds:g}")]) as watching:
-        _output([*sender, *_probe("flood", to, str(segments), f"{seconds + SKIP_S + 0.05:g}", str(asked))])
+    with _running([*receiver, *_probe(network, "watch", where, f"{SKIP_S:g}", f"{seconds:g}")]) as watching:
+        _output([*sender, *_probe(network, "flood", to, str(segments), f"{seconds + SKIP_S + 0.05:g}", str(asked))])
         assert watching.stdout is not None
         return float(watching.stdout.readline() or 0.0)
 
@@ -184,8 +184,9 @@ def _output(command: Sequence[str]) -> str:
     return answer.stdout
 
 
-def _probe(*arguments: str) -> list[str]:
-    return [sys.executable, "-I", "-S", probe.__file__, *arguments]
+def _probe(network: Network, *arguments: str) -> list[str]:
+    """With the cluster's mark, by which the keeper finds what it has to end."""
+    return ["env", f"{keeper.MARK}={network.name}", sys.executable, "-I", "-S", probe.__file__, *arguments]
 
 
 def _off(found: float, asked: float) -> bool:

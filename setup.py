@@ -1,8 +1,8 @@
-"""Builds the native kernels. Everything else about the project is in pyproject.toml.
+"""Builds the native kernels and the relay of emulated links. Everything else about the project is in pyproject.toml.
 
-The library is plain C++ behind C functions and is loaded with ctypes: it depends neither on a torch version nor on a
+Both are plain C++ behind C functions and are loaded with ctypes: they depend neither on a torch version nor on a
 Python version, and so one wheel per platform serves every Python. Where there is no compiler the installation goes on
-without it, and thinwire uses its plain-torch kernels.
+without them, and thinwire uses its plain-torch kernels.
 """
 
 from pathlib import Path
@@ -50,7 +50,14 @@ setup(
             extra_link_args=["-pthread"],
             language="c++",
             optional=True,
-        )
+        ),
+        Extension(
+            "thinwire.lab.emulation._relay",
+            sources=["native/relay.cpp"],
+            extra_compile_args=["-O2", "-g0", "-std=c++17"],
+            language="c++",
+            optional=True,
+        ),
     ],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
 )

@@ -37,7 +37,7 @@ class ShapedNet(ThreadNet):
         super().all_reduce(tensor, largest)
 
 
-@pytest.mark.parametrize(("alpha_s", "beta"), [(0.002, 8 / 100e6), (0.004, 8 / 20e6)])
+@pytest.mark.parametrize(("alpha_s", "beta"), [(0.002, 8 / 100e6), (0.004, 8 / 20e6), (0.03, 8 / 20e6)])
 def test_measure_link_finds_a_known_link_behind_its_burst(alpha_s: float, beta: float) -> None:
     links = ThreadWorld(3).run(lambda net: measure_link(ShapedNet(net, alpha_s, beta)))
     assert links[0] == links[1] == links[2]

@@ -12,7 +12,7 @@ import torch
 from thinwire.cli import run
 from thinwire.lab import emulation
 from thinwire.lab.bench.cluster import ALWAYS, accuracy, at_once, check_method, merged
-from thinwire.lab.bench.cluster_worker import BenchJob, split_merging
+from thinwire.lab.bench.cluster_worker import BenchJob, split_merging, steps_per_turn
 from thinwire.lab.bench.models import MODELS
 from thinwire.lab.bench.peers import PEERS
 from thinwire.lab.bench.turns import FREE, order_of, shares_of
@@ -77,6 +77,7 @@ def test_bench_says_what_following_the_advice_costs() -> None:
 
 
 why_not = emulation.why_not()
+why_not_delayed = why_not or emulation.why_no_latency()
 
 
 @pytest.mark.skipif(why_not is not None, reason=f"no emulated hosts here: {why_not}")
@@ -106,12 +107,37 @@ def test_bench_cluster_on_two_hosts(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "predictions are" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(
+    (why_not or emulation.why_no_latency()) is not None,
+    reason=f"no delayed hosts: {why_not or emulation.why_no_latency()}",
+)
+def test_bench_cluster_takes_whole_rounds_of_local_steps_on_long_links(tmp_path: Path) -> None:
+    target = tmp_path / "rows.json"
+    words = (
+        "bench cluster --hosts 2 --rate 1gbit --latency 5ms --model tiny --methods local:every=3 --steps 4 --rounds 1 "
+        "--no-predict --json"
+    )
+    assert run([*words.split(), str(target)]) == 0
+    by = {row["method"]: row for row in json.loads(target.read_text())}
+    local, dense = by["local:every=3"], by["dense"]
+    assert (local["every"], local["steps"], dense["every"], dense["steps"]) == (3, 12, 1, 4)
+    assert local["latency_ms"] == 5 and local["ping_ms"] >= 10
+    assert 0 < 2 * local["bytes_per_step"] < dense["bytes_per_step"]  # a third of the steps exchange anything
+    assert 3 * local["step_ms_p50"] > 10  # a round has waited for a round trip at least
+
+
+def test_bench_turn_is_a_step_or_a_round() -> None:
+    assert [steps_per_turn(method) for method in ("dense", "powersgd-4", "dgc@all", "sparseloco")] == [1, 1, 1, 15]
+    assert steps_per_turn("local:every=7,method=(dropping:density=0.06)") == 7
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("--hosts two", "is not a list of numbers"),
         ("--hosts 1", "between 2 and 64"),
         ("--rate fast", "--rate:"),
+        ("--latency soon", "--latency: the time 'soon' is not understood"),
         ("--model vgg61", "did you mean 'vgg16'"),
         ("--methods dgcc", "did you mean 'dgc'"),
         ("--methods terngrad@some", "one of auto, none, all"),

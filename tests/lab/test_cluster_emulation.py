@@ -421,7 +421,7 @@ def test_latency_is_added_or_refused(capfd: pytest.CaptureFixture[str]) -> None:
     reason = emulation.why_no_latency()
     if reason is not None:
         assert cli.run(["cluster", "--hosts", "2", "--latency", "20", "--", "true"]) == 2
-        assert "this kernel cannot add latency: it has no netem" in capfd.readouterr().err
+        assert "this machine cannot add latency: the kernel has no netem" in capfd.readouterr().err
         return
     with emulation.Cluster(2, "1gbit", latency_ms=20) as there:
         ping = "[ $RANK = 1 ] || exit 0; python3 -c \"import socket; socket.create_connection(('host0', 9), 5)\""

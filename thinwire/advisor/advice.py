@@ -27,6 +27,7 @@ MOST_HOSTS = 1024
 WORTH = 1.10  # a method must train this much faster than dense, or it is not worth its trouble
 AS_FAST = 1.05  # predictions that differ by less cannot be told apart
 WIRE_SHARE = 0.94  # what Ethernet, IP and TCP headers leave of a link's rate for what is sent
+WAYS_PER_ROUND = 2  # of the latency; measured, see docs/cost.md
 SAMPLE = 2 * 2**20  # elements on which this machine's encoding speed is measured when there is no model
 TABLE = 22 + 17  # columns of its text apart from the numbers: a method in front, "1,234 MB per step" behind
 LOCAL_STEPS = "Local steps (local:every=N) send N times less still; they are not predicted (docs/loops.md)."
@@ -223,12 +224,13 @@ def advise_offline(
     *,
     hosts: int,
     rate_bits: float,
-    latency_s: float = 0.0002,
+    latency_s: float = 0.0001,
     methods: Sequence[Method | str] | None = None,
     optimizer_is_sgd: bool = True,
 ) -> Advice:
-    """The same for machines that are not here: known model and compute time, a link's rate and latency.
+    """The same for machines that are not here: known model and compute time, a link's rate and its one-way latency.
 
+    A round of an exchange counts two of them: Gloo sends to a rank when that one has said that it is ready to receive.
     Encoding speed is measured on one core of this machine; the network is taken to cost no processor time.
     """
     if hosts < 2:
@@ -236,7 +238,7 @@ def advise_offline(
     if work.compute_s <= 0:
         raise ValueError(f"a step computes longer than {1e3 * work.compute_s:g} ms")
     chosen, unplanned = planned(to_compare(methods, optimizer_is_sgd))
-    link = Link(latency_s, 8 / (rate_bits * WIRE_SHARE))
+    link = Link(WAYS_PER_ROUND * latency_s, 8 / (rate_bits * WIRE_SHARE))
     costs = {str(method): _codec_of_each(method, work, optimizer_is_sgd) for method in chosen}
     profile = Profile(hosts, work, link, 1.0, costs)
     basis = (

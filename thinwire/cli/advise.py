@@ -42,7 +42,9 @@ def advise(
     ] = None,
     hosts: Annotated[int | None, typer.Option(help="How many hosts; under torchrun: those that are there.")] = None,
     rate: Annotated[str | None, typer.Option(help="The rate of every link: 100mbit, 1Gb/s, 125MB/s.")] = None,
-    latency_ms: Annotated[float, typer.Option(metavar="MS", help="From one host to another, one way.")] = 0.2,
+    latency_ms: Annotated[
+        float, typer.Option(metavar="MS", help="From one host to another, one way: half a ping.")
+    ] = 0.1,
     model: Annotated[str | None, typer.Option(help=f"Measure this model: {', '.join(SHOWN_MODELS)}.")] = None,
     recipe: Annotated[str | None, typer.Option(help=f"Measure this recipe's model: {', '.join(RECIPES)}.")] = None,
     optimizer: Annotated[

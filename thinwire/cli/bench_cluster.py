@@ -35,7 +35,12 @@ def cluster(
             show_default="{benched}",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=4, help="Timed steps per method, fewer where they are long.")] = 9,
+    latency: Annotated[
+        str, typer.Option(metavar="TIME", help="From one host to another, one way; a ping takes twice that: 50ms.")
+    ] = "0ms",
+    steps: Annotated[
+        int, typer.Option(min=4, help="Timed steps per method (rounds, of local steps), fewer where they are long.")
+    ] = 9,
     row_seconds: Annotated[float, typer.Option(min=1, help="Where fewer steps are made: seconds per method.")] = 15.0,
     rounds: Annotated[int, typer.Option(min=1, help="All methods set up so often, a part of the steps each.")] = 2,
     predict: Annotated[bool, typer.Option(help="Also measure what predictions need, before each round.")] = True,
@@ -50,6 +55,8 @@ def cluster(
     with a step of noop before and after each; a step's share is the mean time of those two over its own, and the table
     has the median of all such pairs, so that a change of the machine's speed is not taken for a method's. What noop's
     own row has there (each of its steps against the ones before and after) is the noise of a pair.
+
+    A method of local steps takes whole rounds instead of steps, and its row says what one step of them takes.
     """
     counts, rates = _counts(hosts), _rates(rate)
     if model not in MODELS:
@@ -63,13 +70,19 @@ def cluster(
     checked_json(json_file)
     if (why := emulation.why_not() or emulation.why_no_tcp(emulation.CUBIC)) is not None:
         raise _complaints.Complaint(f"no emulated hosts here: {why}")
+    try:
+        distance = emulation.Distance(emulation.parse_ms(latency))
+    except ValueError as error:
+        raise _complaints.Complaint(f"--latency: {error}.") from error
+    if distance and (why := emulation.why_no_latency()) is not None:
+        raise _complaints.Complaint(f"no emulated hosts here: {why.rstrip('.')}.")
     job = BenchJob(model, all_methods(wanted), steps, row_seconds, predict, rounds)
     rows: list[dict[str, Any]] = []
     for number in counts:
         for speed in rates:
-            place = f"{number} hosts, {speed}"
+            place = ", ".join([f"{number} hosts, {speed}", *distance.words])
             try:
-                found, profiles = measure_cluster(number, speed, job, _teller(place))
+                found, profiles = measure_cluster(number, speed, job, _teller(place), distance)
             except HostFailed as error:
                 raise _complaints.Failure(f"{place}: {error}.") from error
             _show(found, profiles)
@@ -85,7 +98,7 @@ def _teller(place: str) -> Callable[[str], None]:
 def _show(rows: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> None:
     out, first = console(), rows[0]
     out.print(
-        f"\n[bold]{first['model']}, {first['hosts']} hosts, {first['rate']}[/bold]; {first['hardware']}, "
+        f"\n[bold]{first['model']}, {first['hosts']} hosts, {first['rate']}{_far(first)}[/bold]; {first['hardware']}, "
         f"commit {first['commit']}, {first['date']}"
     )
     out.print(
@@ -116,6 +129,10 @@ def _show(rows: list[dict[str, Any]], profiles: list[dict[str, Any]]) -> None:
         )
     if profiles:
         out.print(accuracy(rows))
+
+
+def _far(row: dict[str, Any]) -> str:
+    return f", {row['latency_ms']:g} ms" if row["latency_ms"] else ""
 
 
 def _counts(text: str) -> list[int]:

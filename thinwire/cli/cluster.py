@@ -41,8 +41,15 @@ def cluster(
     uplink: Annotated[str | None, typer.Option(help="Another rate for what hosts send.")] = None,
     downlink: Annotated[str | None, typer.Option(help="Another rate for what hosts receive.")] = None,
     latency: Annotated[
-        float, typer.Option(metavar="MS", help="Milliseconds from one host to another; needs netem in the kernel.")
-    ] = 0.0,
+        str,
+        typer.Option(metavar="TIME", help="From one host to another, one way; a ping takes twice that: 50ms."),
+    ] = "0ms",
+    jitter: Annotated[
+        str, typer.Option(metavar="TIME", help="Each packet takes up to so much more or less; the order stays: 5ms.")
+    ] = "0ms",
+    loss: Annotated[
+        str, typer.Option(metavar="SHARE", help="Packets that never arrive, of those sent to another host: 0.1%.")
+    ] = "0%",
     tcp: Annotated[
         str, typer.Option(metavar="NAME", help="Congestion control of the hosts' TCP; cubic is Linux's own default.")
     ] = emulation.CUBIC,
@@ -53,6 +60,9 @@ def cluster(
         list[str] | None, typer.Option(metavar="RANK@FROM-TO", help="Pull a host's cable, and put it back.")
     ] = None,
     slow: Annotated[list[str] | None, typer.Option(metavar="RANK:RATE", help="Another rate for one host.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="First measure a link, and show that beside what was asked.")
+    ] = True,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write settings, bytes and exit codes to FILE.")
     ] = None,
@@ -73,7 +83,9 @@ def cluster(
         *_parsed("--slow", emulation.Slow.parse, slow),
     ]
     with _one_sentence():
-        there = emulation.Cluster(hosts, rate, uplink=uplink, downlink=downlink, latency_ms=latency, tcp=tcp)
+        there = emulation.Cluster(
+            hosts, rate, uplink=uplink, downlink=downlink, latency_ms=latency, jitter_ms=jitter, loss=loss, tcp=tcp
+        )
         for fault in faults:
             check_rank(fault, hosts)
         check_command(command or [])
@@ -82,7 +94,7 @@ def cluster(
         "hosts": hosts,
         "uplink": emulation.rate_text(there.uplink),
         "downlink": emulation.rate_text(there.downlink),
-        "latency_ms": latency,
+        **dataclasses.asdict(there.distance),
         "tcp": tcp,
         "faults": [{"kind": type(fault).__name__.lower(), **dataclasses.asdict(fault)} for fault in faults],
         "command": command,
@@ -91,6 +103,8 @@ def cluster(
     with _ending_on_signals(), _json_file(json_file) as write, _one_sentence():
         try:
             with there:
+                if measure and hosts > 1:
+                    settings["measured"] = _measured(out, there)
                 result = there.run(command, env=_columns(out, hosts), faults=faults, on_line=_printer(out, hosts))
         except emulation.RunInterrupted as stop:
             _report(out, settings, stop.result, write)
@@ -99,6 +113,17 @@ def cluster(
         _report(out, settings, result, write)
     if result.failed_rank is not None:
         _fail(result, {fault.rank for fault in faults if isinstance(fault, emulation.Kill)})
+
+
+def _measured(out: Console, there: emulation.Cluster) -> dict[str, Any]:
+    try:
+        found = there.check_link()
+    except KeyboardInterrupt:
+        raise Interrupted("stopped by Ctrl-C before the command was started.") from None
+    out.print(found.text, soft_wrap=True, highlight=False)
+    if found.far_off is not None:
+        out.print(f"[bold yellow]{found.far_off}[/]", soft_wrap=True, highlight=False)
+    return found.as_dict()
 
 
 def _fail(result: emulation.Result, killed: set[int]) -> NoReturn:
@@ -161,7 +186,8 @@ def _report(
         )
     up, down = settings["uplink"], settings["downlink"]
     rate = up if up == down else f"{up} up, {down} down"
-    latency = f", {settings['latency_ms']:g} ms" if settings["latency_ms"] else ""
+    words = emulation.Distance(settings["latency_ms"], settings["jitter_ms"], settings["loss"]).words
+    latency = "".join(f", {word}" for word in words)
     tcp = f", TCP {settings['tcp']}" if settings["tcp"] != emulation.CUBIC else ""
     count = counted(len(result.hosts), "host")
     out.print(f"\n[bold]{count}[/bold], {rate}{latency}{tcp}: bytes by the kernel's interface counters")

@@ -83,7 +83,11 @@ def at_once(model: str, hosts: int) -> int:
 
 
 def measure_cluster(
-    hosts: int, rate: str, job: BenchJob, on_row: Callable[[str], None] = lambda what: None
+    hosts: int,
+    rate: str,
+    job: BenchJob,
+    on_row: Callable[[str], None] = lambda what: None,
+    distance: emulation.Distance = emulation.NOTHING,
 ) -> tuple[list[ClusterRow], list[ClusterRow]]:
     """Run one combination; return its rows, and what each round's predictions were made from."""
     job = dataclasses.replace(job, at_once=at_once(job.model, hosts))
@@ -108,13 +112,20 @@ def measure_cluster(
 
     package = str(Path(thinwire.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    with emulation.Cluster(hosts, rate, tcp=TCP) as cluster:
+    far: dict[str, Any] = dataclasses.asdict(distance)
+    with emulation.Cluster(
+        hosts, rate, latency_ms=distance.latency_ms, jitter_ms=distance.jitter_ms, loss=distance.loss, tcp=TCP
+    ) as cluster:
+        if distance:
+            link = cluster.check_link()
+            on_row(link.text if link.far_off is None else f"{link.text}; {link.far_off}")
+            far["ping_ms"] = link.ping_ms
         result = cluster.run(command, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": path}, on_line=keep)
     if result.exit_code or len(parts) != job.rounds * sum(len(batch) for batch in job.batches()):
         said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "nothing")
         raise HostFailed(f"host {result.failed_rank or 0} ended with exit code {result.exit_code} ({said.strip()})")
     rows = [merged([part for part in parts if part["method"] == method]) for method in job.methods]
-    return [finished(row, hosts, rate, job) for row in rows], profiles
+    return [{**finished(row, hosts, rate, job), **far} for row in rows], profiles
 
 
 def merged(parts: Sequence[ClusterRow]) -> ClusterRow:
@@ -125,7 +136,7 @@ def merged(parts: Sequence[ClusterRow]) -> ClusterRow:
         known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
         return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
 
-    row = {"method": parts[0]["method"]}
+    row = {"method": parts[0]["method"], "every": parts[0].get("every", 1)}
     for key in ("seconds", "shares"):
         row[key] = [number for part in parts for number in part[key]]
     for key in ("bytes_per_step", "counted_bytes_per_step", "processor_ms"):
@@ -154,7 +165,8 @@ def finished(row: ClusterRow, hosts: int, rate: str, job: BenchJob) -> ClusterRo
         "rate": rate,
         "tcp": TCP,
         "model": job.model,
-        "steps": len(row["seconds"]),
+        "steps": len(row["seconds"]) * row["every"],
+        "every": row["every"],
         "rounds": job.rounds,
         "step_ms_p20": p20,
         "step_ms_p50": p50,

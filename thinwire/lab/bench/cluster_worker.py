@@ -31,7 +31,7 @@ from thinwire.lab.bench.turns import order_of, shares_of
 from thinwire.transport import TorchNet
 from thinwire.transport.groups import acquire_group
 
-WARMUP, FEWEST = 2, 4  # steps; the latter of all rounds together
+WARMUP, FEWEST = 2, 4  # turns; the latter of all rounds together
 SETTLING = 4  # further steps of a wire that compresses: what it learns from its first steps is then in use
 MARK = "THINWIRE-ROW "
 
@@ -105,7 +105,7 @@ class Host:
         for lane in lanes:
             lane.commit()
             say(self.rank, {"settled": lane.method})
-        longest = self._slowest([lane.timer.seconds[-1] for lane in lanes[1:]])
+        longest = self._slowest([lane.timer.seconds[-1] * lane.every for lane in lanes[1:]])
         steps, rounds = self.job.steps, self.job.rounds
         wanted = [-(-min(steps, max(FEWEST, int(self.job.row_seconds / one))) // rounds) for one in longest]
         order = order_of(wanted)
@@ -114,7 +114,7 @@ class Host:
         gc.collect()
         gc.freeze()  # the other methods' models are nothing that a method's collections should look at
         for place in order:
-            lanes[place].step()
+            lanes[place].turn()
         gc.unfreeze()
         taken = [iter(lane.timer.seconds) for lane in lanes]
         shares = shares_of(order, self._slowest([next(taken[place]) for place in order]))
@@ -134,13 +134,24 @@ class Host:
         return list(values.tolist())
 
 
+def steps_per_turn(method: str) -> int:
+    """1, or the optimizer steps of a whole round, the last of which exchanges."""
+    spec, _ = split_merging(method)
+    rule = None if spec in PEERS else thinwire.parse_method(spec).outer_rule
+    return 1 if rule is None else rule.every
+
+
 class Lane:
-    """One method with its own model, optimizer and wire, and what its steps took."""
+    """One method with its own model, optimizer and wire, and what its turns took: a step each, or a round of steps.
+
+    All that is told is per step: a turn's time is divided by its steps.
+    """
 
     def __init__(self, host: Host, method: str) -> None:
         self.host, self.method = host, method
         self.model, self.optimizer, self.wire = host.fresh(method)
-        self.timer = StepTimer(self.model)
+        self.every = steps_per_turn(method)
+        self.timer = StepTimer(self.model, self.every)
         self.begin()
 
     def begin(self) -> None:
@@ -152,18 +163,21 @@ class Lane:
     def commit(self) -> None:
         compresses = self.wire is not None and self.wire.reducer.running.aggregator.fusible
         late = self.method.startswith("powersgd")  # its first steps are plain all-reduces, and say nothing of the later
-        for _ in range(WARMUP + (SETTLING if compresses else 1 if late else 0)):
-            self.step()
+        settling = SETTLING if compresses else 1 if late else 0
+        for _ in range(WARMUP + settling if self.every == 1 else 1):
+            self.turn()
 
-    def step(self) -> None:
-        """One step that begins when all ranks are here; what its wire does in the background has ended, too."""
+    def turn(self) -> None:
+        """It begins when all ranks are here; what its wire does in the background has ended, too."""
         dist.barrier()
         sent, processor = bytes_on_link(), time.process_time()
         self.timer.start()
-        self.optimizer.zero_grad()
-        self.host.spec.loss(self.model, self.host.inputs, self.host.labels).backward()
-        self.timer.backward_done()
-        self.optimizer.step()
+        for _ in range(self.every):
+            self.timer.forward()
+            self.optimizer.zero_grad()
+            self.host.spec.loss(self.model, self.host.inputs, self.host.labels).backward()
+            self.timer.backward_done()
+            self.optimizer.step()
         self.timer.stop()
         if self.wire is not None:
             self.wire.snapshot(residual_norm=False)
@@ -172,8 +186,9 @@ class Lane:
 
     def row(self, seconds: list[float]) -> dict[str, Any]:
         """What is told of this rank's steps; ``seconds`` are those of the slowest rank."""
-        timer, steps = self.timer, len(seconds)
+        timer, steps = self.timer, len(seconds) * self.every
         row: dict[str, Any] = {"method": self.method, "seconds": seconds, "bytes_per_step": self.nbytes / steps}
+        row["every"] = self.every
         row["processor_ms"] = 1e3 * self.processor_s / steps
         breakdown = {"forward_backward": timer.median(timer.computed), "wait": timer.median(timer.waited)}
         if self.wire is not None and self._before is not None:
@@ -197,7 +212,8 @@ class Lane:
 class StepTimer:
     """Seconds of a step, until the last gradient was computed, and from then on until backward returned."""
 
-    def __init__(self, model: DDP) -> None:
+    def __init__(self, model: DDP, every: int = 1) -> None:
+        self._every = every
         self.clear()
         self._handles = [p.register_post_accumulate_grad_hook(self._note) for p in model.parameters()]
 
@@ -207,6 +223,9 @@ class StepTimer:
         self.waited: list[float] = []
 
     def start(self) -> None:
+        self._began = time.perf_counter()
+
+    def forward(self) -> None:
         self._started = self._last = time.perf_counter()
 
     def _note(self, _: Tensor) -> None:
@@ -217,7 +236,7 @@ class StepTimer:
         self.waited.append(time.perf_counter() - self._last)
 
     def stop(self) -> None:
-        self.seconds.append(time.perf_counter() - self._started)
+        self.seconds.append((time.perf_counter() - self._began) / self._every)
 
     @staticmethod
     def median(seconds: list[float]) -> float:

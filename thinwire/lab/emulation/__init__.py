@@ -9,23 +9,42 @@ names and end with the processes in them.
 """
 
 from thinwire.lab.emulation.cluster import Cluster, HostResult, Result, RunInterrupted
+from thinwire.lab.emulation.link_check import LinkCheck
 from thinwire.lab.emulation.network import Counters, EmulationError, why_no_latency, why_no_tcp, why_not
-from thinwire.lab.emulation.settings import CUBIC, Cut, Fault, Kill, Links, Slow, parse_rate, rate_text
+from thinwire.lab.emulation.settings import (
+    CUBIC,
+    NOTHING,
+    Cut,
+    Distance,
+    Fault,
+    Kill,
+    Links,
+    Slow,
+    parse_ms,
+    parse_rate,
+    parse_share,
+    rate_text,
+)
 
 __all__ = [
     "CUBIC",
+    "NOTHING",
     "Cluster",
     "Counters",
     "Cut",
+    "Distance",
     "EmulationError",
     "Fault",
     "HostResult",
     "Kill",
+    "LinkCheck",
     "Links",
     "Result",
     "RunInterrupted",
     "Slow",
+    "parse_ms",
     "parse_rate",
+    "parse_share",
     "rate_text",
     "why_no_latency",
     "why_no_tcp",

@@ -17,17 +17,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from thinwire.lab.emulation import keeper
-from thinwire.lab.emulation.network import INTERFACE, MAX_HOSTS, Counters, Network
+from thinwire.lab.emulation.link_check import LinkCheck, check_link
+from thinwire.lab.emulation.network import INTERFACE, MAX_HOSTS, Counters, EmulationError, Network
 from thinwire.lab.emulation.settings import (
     CUBIC,
     Cut,
+    Distance,
     Fault,
     Kill,
     Links,
     Slow,
     check_rank,
     check_tcp,
+    parse_ms,
     parse_rate,
+    parse_share,
     rate_text,
 )
 
@@ -75,9 +79,11 @@ class RunInterrupted(KeyboardInterrupt):
 class Cluster:
     """Emulated hosts for the time of a `with` block; `run` may be called several times.
 
-    Rates are texts such as "100mbit" or bits per second. The latency is one way, from any host to any other. `tcp` is
-    the congestion control of the hosts' TCP, whatever this machine's own is: what a link carries depends on it. When a
-    host fails, the others have `grace_s` seconds to end by themselves.
+    Rates are texts such as "100mbit" or bits per second. The latency is one way, from any host to any other, so a ping
+    takes twice as long; each packet takes up to the jitter more or less, none overtakes another, and the loss is the
+    share of packets that never arrive ("0.1%", or 0.001). `tcp` is the congestion control of the hosts' TCP, whatever
+    this machine's own is: what a link carries depends on it. When a host fails, the others have `grace_s` seconds to
+    end by themselves.
     """
 
     def __init__(
@@ -87,25 +93,25 @@ class Cluster:
         *,
         uplink: str | int | None = None,
         downlink: str | int | None = None,
-        latency_ms: float = 0.0,
+        latency_ms: str | float = 0.0,
+        jitter_ms: str | float = 0.0,
+        loss: str | float = 0.0,
         tcp: str = CUBIC,
         grace_s: float = 5.0,
     ) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
             raise ValueError(f"a cluster has 1 to {MAX_HOSTS} hosts, not {hosts}")
-        if latency_ms < 0:
-            raise ValueError(f"a latency of {latency_ms:g} ms is not possible")
         both = parse_rate(rate)
         self.num_hosts = hosts
         self.uplink = both if uplink is None else parse_rate(uplink)
         self.downlink = both if downlink is None else parse_rate(downlink)
-        self.latency_ms = latency_ms
+        self.distance = Distance(parse_ms(latency_ms), parse_ms(jitter_ms), parse_share(loss))
         self.tcp = check_tcp(tcp)
         self.grace_s = grace_s
         self._network: Network | None = None
 
     def __enter__(self) -> Cluster:
-        self._network = Network(self.num_hosts, self.latency_ms, self.tcp)
+        self._network = Network(self.num_hosts, self.distance, self.tcp, self.uplink)
         try:
             self._shape(())
         except BaseException:
@@ -159,6 +165,10 @@ class Cluster:
             keeper.MARK: self.network.name,
         }
 
+    def check_link(self) -> LinkCheck:
+        """Measure a ping and a link of this network, in a second or two; not while a command runs."""
+        return check_link(self.network, self.uplink, self.downlink)
+
     def run(
         self,
         command: Sequence[str],
@@ -203,7 +213,8 @@ class Cluster:
         slow = {fault.rank: rate_text(fault.rate) for fault in faults if isinstance(fault, Slow)}
         others = tuple(f"{rank}:{slow[rank]}" for rank in sorted(slow))
         up, down = rate_text(self.uplink), rate_text(self.downlink)
-        return Links(self.num_hosts, up, down, self.latency_ms, others, self.tcp)
+        far = self.distance
+        return Links(self.num_hosts, up, down, far.latency_ms, others, self.tcp, far.jitter_ms, far.loss)
 
     def kill(self, rank: int) -> None:
         """kill -9 of everything that runs on a host."""
@@ -268,6 +279,8 @@ class _RunningCommand:
             self.readers.append(threading.Thread(target=self._read, args=(rank, process), daemon=True))
             self.readers[-1].start()
             threading.Thread(target=self._await, args=(rank, process), daemon=True).start()
+        if self.network.has_relay:
+            threading.Thread(target=self._await_relay, daemon=True).start()
 
     def _read(self, rank: int, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -285,6 +298,14 @@ class _RunningCommand:
     def _await(self, rank: int, process: subprocess.Popen[str]) -> None:
         code = process.wait()
         self.endings.put((rank, 128 - code if code < 0 else code, time.monotonic()))
+
+    def _await_relay(self) -> None:
+        """Without it no packet arrives any more: the hosts are told so at once."""
+        self.network.await_loss_of_relay()
+        self.trouble = EmulationError(
+            f"the hosts' links are gone, because {self.network.why_gone()}; run the command again."
+        )
+        self.endings.put(None)
 
     def wait(self, faults: Sequence[Fault], timeout_s: float | None) -> None:
         """Until all have ended; faults happen meanwhile."""

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinwire.lab.emulation import keeper
-from thinwire.lab.emulation.settings import CUBIC
+from thinwire.lab.emulation import keeper, relay
+from thinwire.lab.emulation.settings import CUBIC, NOTHING, Distance
 
 INTERFACE = "eth0"
 MAX_HOSTS = 250
@@ -29,6 +29,8 @@ BURST_S = 0.0005
 MIN_BURST = 8 * 1514
 QUEUE_S = 0.05  # what waits in front of a link before packets are dropped
 MIN_QUEUE = 128 * 1024
+MORE_HELD = 4 * 2**20  # bytes that the relay holds of a link beyond twice what is on its way at the full rate
+SEED = 1  # of jitter and losses
 
 _COUNT = itertools.count()
 
@@ -56,24 +58,32 @@ class Counters:
 
 
 class Network:
-    """N hosts on one bridge. The bridge is in a namespace of its own; all end with `close`."""
+    """N hosts on one bridge. The bridge is in a namespace of its own; all end with `close`.
 
-    def __init__(self, num_hosts: int, latency_ms: float = 0.0, tcp: str = CUBIC) -> None:
+    A way from one host to another begins with the `distance`, in netem or, where the kernel has none, in a relay
+    between each host and the bridge; `rate` is the largest that its buffers have to hold.
+    """
+
+    def __init__(self, num_hosts: int, distance: Distance = NOTHING, tcp: str = CUBIC, rate: int = 10**9) -> None:
         if (reason := why_not()) is not None:
             raise EmulationError(reason)
-        if latency_ms and (reason := why_no_latency()) is not None:
+        if distance and (reason := why_no_latency()) is not None:
             raise EmulationError(reason)
         if (reason := why_no_tcp(tcp)) is not None:
             raise EmulationError(reason)
         self.name = keeper.new_id(next(_COUNT))
-        self.latency_ms = latency_ms
+        self.distance = distance
         self.tcp = tcp
         self.addresses = [str(SUBNET[rank + 1]) for rank in range(num_hosts)]
         self._rates: dict[tuple[int, str], int] = {}
         self._keeper: subprocess.Popen[str] | None = None
+        self._relay: subprocess.Popen[str] | None = None
+        self.has_netem = why_no_netem() is None
         keeper.sweep()
         try:
             self._start_keeper()
+            if distance and not self.has_netem:
+                self._start_relay(rate)
             self._connect()
         except BaseException:
             self.close()
@@ -97,16 +107,53 @@ class Network:
         self._hosts: list[int] = json.loads(answer)
         self._inodes = [_network_of(pid) for pid in self._hosts]
 
+    def _start_relay(self, rate: int) -> None:
+        ms, far = 10**6, self.distance
+        held = MORE_HELD + round(2 * rate / 8 * (far.latency_ms + far.jitter_ms) / 1e3)
+        delay, jitter = round(far.latency_ms * ms), round(far.jitter_ms * ms)
+        settings = [len(self.addresses), delay, jitter, far.loss, SEED, held]
+        self._relay = subprocess.Popen(
+            [*self.enter_bridge(), sys.executable, "-I", "-S", relay.__file__, json.dumps(settings)],
+            env={**os.environ, keeper.MARK: self.name},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._relay.stdout is not None and self._relay.stderr is not None
+        if not self._relay.stdout.readline():
+            raise EmulationError(f"the relay that delays packets cannot start: {_one_line(self._relay.stderr.read())}.")
+
+    def await_loss_of_relay(self) -> None:
+        """Return when the relay has ended, or at once where there is none."""
+        if self._relay is not None:
+            self._relay.wait()
+
+    @property
+    def has_relay(self) -> bool:
+        return self._relay is not None
+
+    def why_gone(self) -> str:
+        """Why a link is not there any more, for the end of a sentence."""
+        if self._relay is not None and self._relay.poll() is not None:
+            return "the relay that delays the cluster's packets was ended"
+        return "the process that keeps the cluster's network was ended"
+
     def _connect(self) -> None:
         ranks = range(len(self._hosts))
         bridge = ["link add bridge0 type bridge mcast_snooping 0", "link set bridge0 addrgenmode none up"]
         for rank in ranks:
             pid = self._hosts[rank]
+            port = relay.bridge_end(rank)
+            if self._relay is not None:
+                bridge.append(f"link set {relay.host_end(rank)} netns {pid} name {INTERFACE}")
+            else:
+                bridge.append(f"link add {port} type veth peer name {INTERFACE} netns {pid}")
             bridge += [
-                f"link add host{rank} type veth peer name {INTERFACE} netns {pid}",
-                f"link set host{rank} master bridge0 addrgenmode none up",
+                f"link set {port} master bridge0 addrgenmode none up",
             ]
-        _batch("ip", bridge, self._enter_bridge())
+        _batch("ip", bridge, self.enter_bridge())
         for rank in ranks:
             here = [
                 "link set lo up",
@@ -122,19 +169,25 @@ class Network:
         for rank, (up, down) in enumerate(zip(uplink, downlink, strict=True)):
             if self._rates.get((rank, "up")) != up:
                 verb = "change" if (rank, "up") in self._rates else "add"
-                _batch("ip", [f"link set {INTERFACE} gso_max_size {_segment_limit(up)}"], self.enter(rank))
-                _batch("tc", _shaping(verb, INTERFACE, up, self.latency_ms), self.enter(rank))
+                _batch("ip", [self._packets(up)], self.enter(rank))
+                delay = self.distance if self.has_netem else NOTHING
+                _batch("tc", _shaping(verb, INTERFACE, up, delay), self.enter(rank))
                 self._rates[rank, "up"] = up
             if self._rates.get((rank, "down")) != down:
                 verb = "change" if (rank, "down") in self._rates else "add"
-                at_bridge += _shaping(verb, f"host{rank}", down, 0)
+                at_bridge += _shaping(verb, relay.bridge_end(rank), down, NOTHING)
                 self._rates[rank, "down"] = down
         if at_bridge:
-            _batch("tc", at_bridge, self._enter_bridge())
+            _batch("tc", at_bridge, self.enter_bridge())
+
+    def _packets(self, rate: int) -> str:
+        """How large the packets are that TCP hands down; frames, where netem would lose many of them at once."""
+        single = " gso_max_segs 1" if self.distance.loss and self.has_netem else ""
+        return f"link set {INTERFACE} gso_max_size {_segment_limit(rate)}{single}"
 
     def plug(self, rank: int, connected: bool) -> None:
         """Pull the cable of a host out of the bridge, or put it back."""
-        _batch("ip", [f"link set host{rank} {'up' if connected else 'down'}"], self._enter_bridge())
+        _batch("ip", [f"link set {relay.bridge_end(rank)} {'up' if connected else 'down'}"], self.enter_bridge())
 
     def counters(self, rank: int) -> Counters:
         """The counters of the host's interface since the network was made."""
@@ -142,13 +195,28 @@ class Network:
         with contextlib.suppress(OSError), open(f"/proc/{self._hosts[rank]}/net/dev", encoding="ascii") as file:
             lines = [line for line in file if line.strip().startswith(f"{INTERFACE}:")]
         if not lines:
-            raise EmulationError(
-                f"the link of host {rank} is gone, because the process that keeps the cluster's network was ended; run "
-                "the command again."
-            )
+            raise EmulationError(f"the link of host {rank} is gone, because {self.why_gone()}; run the command again.")
         line = lines[0]
         numbers = [int(number) for number in line.partition(":")[2].split()]
         return Counters(numbers[8], numbers[0], numbers[9], numbers[1])
+
+    def add_switch_address(self, address: str) -> None:
+        """Let the bridge be talked to, so that one link can be measured alone."""
+        _batch("ip", [f"addr add {address}/{SUBNET.prefixlen} brd + dev bridge0"], self.enter_bridge())
+
+    def remove_switch_address(self, address: str) -> None:
+        """And as if nobody had: a neighbour that is remembered is asked for again, and that would be counted."""
+        with contextlib.suppress(EmulationError):  # a network that is gone needs no tidying
+            _batch("ip", [f"addr del {address}/{SUBNET.prefixlen} dev bridge0", "neigh flush all"], self.enter_bridge())
+            for rank in range(min(2, len(self.addresses))):
+                _batch("ip", ["neigh flush all"], self.enter(rank))
+
+    def packets_at_switch(self) -> int:
+        """Packets that came to the bridge's own address."""
+        assert self._keeper is not None
+        with open(f"/proc/{self._keeper.pid}/net/dev", encoding="ascii") as file:
+            line = next(line for line in file if line.strip().startswith("bridge0:"))
+        return int(line.partition(":")[2].split()[1])
 
     def enter(self, rank: int) -> list[str]:
         """What to put in front of a command to run it on a host."""
@@ -164,12 +232,15 @@ class Network:
         """End every process of the cluster, and its namespaces with them."""
         if self._keeper is None:
             return
-        with contextlib.suppress(OSError):
-            self._keeper.communicate()  # closes its input, which ends it
+        for process in (self._relay, self._keeper):
+            if process is not None:
+                with contextlib.suppress(OSError):
+                    process.communicate()  # closes its input, which ends it
         keeper.kill_all(lambda: keeper.members(lambda name: name == self.name))
-        self._keeper = None
+        self._keeper = self._relay = None
 
-    def _enter_bridge(self) -> list[str]:
+    def enter_bridge(self) -> list[str]:
+        """What to put in front of a command to run it where the bridge is."""
         assert self._keeper is not None
         return [*_nsenter(self._keeper.pid), "--"]
 
@@ -193,10 +264,32 @@ def why_not() -> str | None:
 
 
 def why_no_latency() -> str | None:
-    """One sentence that says why latency cannot be added here; None if it can."""
-    if (error := _try_qdisc("netem delay 1ms")) is None:
+    """One sentence that says why latency, jitter and losses cannot be added here; None if they can."""
+    if (error := why_no_netem()) is None:
         return None
-    return f"this kernel cannot add latency: it has no netem ({error}); load sch_netem or leave out the latency."
+    why = None if relay.LIBRARY.exists() else "thinwire was installed without its native part"
+    why = why or _why_no_tap()
+    if why is None:
+        return None
+    return (
+        f"this machine cannot add latency: the kernel has no netem ({error}), and the relay that would stand in for it "
+        f"cannot run ({why}); load sch_netem (modprobe sch_netem), or leave out latency, jitter and loss."
+    )
+
+
+def why_no_netem() -> str | None:
+    """What the kernel says where it has no netem; None if it has."""
+    return _try_qdisc("netem delay 1ms")
+
+
+@functools.cache
+def _why_no_tap() -> str | None:
+    """Why no TAP device can be made here; None if one can."""
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import relay; relay.open_tap('probe', True)"
+    command = [*_unshare(), sys.executable, "-I", "-S", "-c", script, str(Path(relay.__file__).parent)]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    said = _one_line(answer.stderr.strip().rpartition("\n")[2])
+    return None if answer.returncode == 0 else f"no TAP device can be made: {said}"
 
 
 @functools.cache
@@ -221,13 +314,17 @@ def _route(interface: str, tcp: str) -> str:
     return f"{SUBNET} dev {interface} congctl {tcp}"
 
 
-def _shaping(verb: str, interface: str, rate: int, latency_ms: float) -> list[str]:
+def _shaping(verb: str, interface: str, rate: int, distance: Distance) -> list[str]:
     burst = _burst(rate)
     limit = burst + max(MIN_QUEUE, round(rate / 8 * QUEUE_S))
     tbf = f"tbf rate {rate}bit burst {burst} limit {limit}"
-    if not latency_ms:
+    if not distance:
         return [f"qdisc {verb} dev {interface} root handle 1: {tbf}"]
-    netem = f"qdisc {verb} dev {interface} root handle 2: netem delay {latency_ms:g}ms limit 100000"
+    netem = f"qdisc {verb} dev {interface} root handle 2: netem delay {distance.latency_ms:g}ms"
+    # With a rate, however high, netem keeps the order that its jitter would change.
+    netem += f" {distance.jitter_ms:g}ms rate 100gbit" if distance.jitter_ms else ""
+    netem += f" loss {100 * distance.loss:g}%" if distance.loss else ""
+    netem += " limit 100000"
     return [netem, f"qdisc {verb} dev {interface} parent 2:1 handle 1: {tbf}"]
 
 

@@ -16,6 +16,7 @@ _RATE = re.compile(rf"({_NUMBER})\s*((?i:[kmgt]?))(?:((?i:bits?|bytes?)|[bB])(?i
 HOW_TO_WRITE_A_RATE = "write bits as 100mbit or 1Gb/s, and bytes as 125MB/s"
 MIN_RATE = 10_000  # below, a single packet of 1500 bytes takes more than a second
 MAX_RATE = 100 * 10**9
+MAX_LATENCY_MS = 10_000.0
 
 
 def parse_rate(text: str | int) -> int:
@@ -42,6 +43,62 @@ def rate_text(rate: int) -> str:
     """A rate as `parse_rate` reads it: "1gbit"."""
     unit, size = max(((u, s) for u, s in _UNITS.items() if s <= max(1, rate)), key=lambda pair: pair[1])
     return f"{rate / size:.12g}{unit}"
+
+
+def parse_ms(text: str | float) -> float:
+    """Milliseconds: "50ms", "0.05s" or "50"; a number is taken as it is."""
+    if not isinstance(text, str):
+        return float(text)
+    match = re.fullmatch(rf"(-?{_NUMBER})\s*(ms|s|us|)", text.strip().lower())
+    if match is None:
+        raise ValueError(f"the time '{text}' is not understood; write milliseconds such as 50ms")
+    return float(match[1]) * {"s": 1e3, "us": 1e-3}.get(match[2], 1.0)
+
+
+def parse_share(text: str | float) -> float:
+    """A share of 1: "0.1%" is 0.001; a number is taken as it is."""
+    if not isinstance(text, str):
+        return float(text)
+    match = re.fullmatch(rf"({_NUMBER})\s*%", text.strip())
+    if match is None:
+        raise ValueError(f"the loss '{text}' is not understood; write per cent of the packets, such as 0.1%")
+    return float(match[1]) / 100
+
+
+@dataclass(frozen=True)
+class Distance:
+    """What happens to packets on the way from one host to another, in one direction.
+
+    Each takes the latency, plus or minus up to the jitter, in the order in which they were sent; a share is lost.
+    """
+
+    latency_ms: float = 0.0
+    jitter_ms: float = 0.0
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency_ms <= MAX_LATENCY_MS:
+            raise ValueError(f"a latency of {self.latency_ms:g} ms is not possible")
+        if not 0 <= self.jitter_ms <= self.latency_ms:
+            raise ValueError(
+                f"a jitter of {self.jitter_ms:g} ms does not lie between 0 and the latency, {self.latency_ms:g} ms"
+            )
+        if not 0 <= self.loss < 1:
+            raise ValueError(f"a loss of {100 * self.loss:g} % is not possible")
+
+    def __bool__(self) -> bool:
+        """Whether anything happens at all."""
+        return self != Distance()
+
+    @property
+    def words(self) -> list[str]:
+        """["50 ms", "jitter 5 ms", "loss 0.1 %"], what there is of it."""
+        jitter = [f"jitter {self.jitter_ms:g} ms"] if self.jitter_ms else []
+        loss = [f"loss {100 * self.loss:g} %"] if self.loss else []
+        return [*([f"{self.latency_ms:g} ms"] if self.latency_ms else []), *jitter, *loss]
+
+
+NOTHING = Distance()
 
 
 @dataclass(frozen=True)
@@ -126,10 +183,13 @@ class Links:
     latency_ms: float = 0.0
     slow: tuple[str, ...] = ()  # "1:10mbit": hosts with another rate
     tcp: str = CUBIC  # the congestion control of the hosts' TCP
+    jitter_ms: float = 0.0
+    loss: float = 0.0
 
     VARIABLE: ClassVar[str] = "THINWIRE_LINKS"
     _KINDS: ClassVar[dict[str, Any]] = {
         "hosts": int, "uplink": str, "downlink": str, "latency_ms": (int, float), "slow": (list, tuple), "tcp": str,
+        "jitter_ms": (int, float), "loss": (int, float),
     }  # fmt: skip
 
     @classmethod
@@ -147,8 +207,9 @@ class Links:
     def read(cls, value: Any) -> Links:
         """From what `as_dict` gave, or a ValueError."""
         names = {field.name for field in dataclasses.fields(cls)}
-        whole = isinstance(value, Mapping) and set(value) == names
-        if not whole or not all(isinstance(value[name], kinds) for name, kinds in cls._KINDS.items()):
+        optional = {"jitter_ms", "loss"}  # runs that were kept before links had them go on
+        whole = isinstance(value, Mapping) and names - optional <= set(value) <= names
+        if not whole or not all(isinstance(value[name], cls._KINDS[name]) for name in value):
             raise ValueError(f"a cluster is described by {', '.join(sorted(names))}")
         return cls(**{**value, "slow": tuple(value["slow"]), "tcp": check_tcp(str(value["tcp"]))})
 
@@ -161,6 +222,8 @@ class Links:
         same = self.uplink == self.downlink
         rates = ["--rate", self.uplink] if same else ["--uplink", self.uplink, "--downlink", self.downlink]
         latency = ["--latency", f"{self.latency_ms:g}"] if self.latency_ms else []
+        latency += ["--jitter", f"{self.jitter_ms:g}"] if self.jitter_ms else []
+        latency += ["--loss", f"{100 * self.loss:g}%"] if self.loss else []
         tcp = ["--tcp", self.tcp] if self.tcp != CUBIC else []
         slow = [word for one in self.slow for word in ("--slow", one)]
         return ["thinwire", "cluster", "--hosts", str(self.hosts), *rates, *latency, *tcp, *slow]
@@ -169,6 +232,6 @@ class Links:
     def rates(self) -> str:
         """ "100mbit", or "1gbit up, 100mbit down, 5 ms, host 1 10mbit"."""
         words = [self.uplink if self.uplink == self.downlink else f"{self.uplink} up, {self.downlink} down"]
-        words += [f"{self.latency_ms:g} ms"] if self.latency_ms else []
+        words += Distance(self.latency_ms, self.jitter_ms, self.loss).words
         words += [f"TCP {self.tcp}"] if self.tcp != CUBIC else []
         return ", ".join([*words, *("host " + one.replace(":", " ") for one in self.slow)])

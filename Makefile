@@ -53,5 +53,5 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard native/*)
 	@touch $@
 
 clean:  ## remove .venv, caches and build leftovers
-	@rm -rf $(VENV) build dist *.egg-info thinwire/kernels/_native.so .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf $(VENV) build dist *.egg-info thinwire/kernels/_native.so thinwire/lab/emulation/_relay.so .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 from workers import sentence_of
 
 import thinwire
+from thinwire.codecs.indices import INDEX_CODES
+from thinwire.codecs.values import VALUE_CODES
+from thinwire.compressors.quotas import SCOPES
+from thinwire.engine.local_gradients import LOCAL_MODES
+from thinwire.methods import choices
 
 WITH_DENSITY = [thinwire.DGC, thinwire.GTopK, thinwire.GradientDropping]
 
@@ -66,3 +71,14 @@ def test_option_refuses_a_value_that_it_does_not_take(method: Any, options: dict
     text = sentence_of(ValueError, lambda: method(**options))
     assert method.name in text
     assert any(option in text for option in options)
+
+
+def test_choices_that_editors_complete_are_those_that_exist() -> None:
+    assert get_args(choices.Values) == tuple(VALUE_CODES) and get_args(choices.Indices) == tuple(INDEX_CODES)
+    assert get_args(choices.Scope) == SCOPES and get_args(choices.LocalMode) == tuple(LOCAL_MODES)
+    for name, options in (("dgc", ("scope", "values", "indices", "residual", "selection")), ("dense", ("dtype",))):
+        hints = get_type_hints(thinwire.METHODS[name])
+        assert all(get_origin(hints[option]) is Literal for option in options)
+    assert thinwire.parse_method("dropping:local=none").local is None
+    assert thinwire.parse_method("blocksign:block=tensor").block == "tensor"
+    assert thinwire.parse_method("blocksign:block=64").block == 64

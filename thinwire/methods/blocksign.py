@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from thinwire.collectives import BlockSignServer
 from thinwire.compressors import BlockSigns
@@ -12,6 +12,7 @@ from thinwire.engine.protocols import Aggregator
 from thinwire.memory import RescaledError
 from thinwire.methods.adviser_traits import EXCLUDE, UNMEASURED, Advised
 from thinwire.methods.base import Method
+from thinwire.methods.choices import Residual, Topology
 from thinwire.methods.options import (
     check_bool,
     check_clip_norm,
@@ -52,21 +53,21 @@ class BlockSign(Method):
     benched: ClassVar[tuple[str, ...]] = ("blocksign",)
     advised: ClassVar[Advised] = Advised(sgd=("blocksign",), why_not_other=UNMEASURED, rank=3, wants=EXCLUDE)
 
-    block: str | int = "tensor"
+    block: Literal["tensor"] | int = "tensor"
     two_way: bool = True
-    topology: str = "sharded"
+    topology: Topology = "sharded"
     clip_norm: float | None = None
-    residual: str = "fp32"
+    residual: Residual = "fp32"
     dense_below: int = 1024
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        one_of(self, "residual", ("fp32", "bf16"))
+        one_of(self, "residual", get_args(Residual))
         check_clip_norm(self)
         ok = self.block == "tensor" or is_count(self.block, 1)
         require(ok, f'blocksign: block must be "tensor" or a number of elements of at least 1, not {self.block!r}')
         check_bool(self, "two_way")
-        one_of(self, "topology", ("sharded", "server"))
+        one_of(self, "topology", get_args(Topology))
         check_dense_below(self)
         check_exclude(self)
 

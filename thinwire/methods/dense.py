@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 
@@ -12,6 +12,7 @@ from thinwire.engine.aggregators import DenseMean
 from thinwire.engine.protocols import Aggregator
 from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method
+from thinwire.methods.choices import DenseType
 from thinwire.methods.options import one_of
 from thinwire.methods.registry import method
 from thinwire.transport import Net
@@ -34,10 +35,10 @@ class Dense(Method):
     advised: ClassVar[Advised] = Advised(sgd=_SETTINGS, other=_SETTINGS, rank=0, suits="images")
     _types: ClassVar[dict[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-    dtype: str = "fp32"
+    dtype: DenseType = "fp32"
 
     def __post_init__(self) -> None:
-        one_of(self, "dtype", tuple(self._types))
+        one_of(self, "dtype", get_args(DenseType))
 
     @property
     def gives_step_gradient(self) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from thinwire.collectives import AllGather
 from thinwire.compressors import TopK
-from thinwire.compressors.quotas import SCOPES
 from thinwire.engine.aggregators import Exchange
 from thinwire.engine.protocols import Aggregator
 from thinwire.engine.schedules import ExponentialWarmup
 from thinwire.engine.workspace import Workspace
 from thinwire.methods.adviser_traits import WARMUP, Advised
 from thinwire.methods.base import Method
+from thinwire.methods.choices import Indices, Residual, Scope, Selection, Values
 from thinwire.methods.options import Warmup, check_bool, check_corrected, check_sparse, one_of, require, schedule_of
 from thinwire.methods.registry import method
 from thinwire.methods.shared_parts import clipped, gathered_codec, momentum_memory
@@ -66,24 +66,24 @@ class DGC(Method):
     )
 
     density: float = 0.02
-    selection: str = "exact"
-    scope: str = "balanced"
+    selection: Selection = "exact"
+    scope: Scope = "balanced"
     momentum_correction: bool = True
     factor_masking: bool = False
     lr_rescaling: bool = False
     direct_decay: bool = True
     clip_norm: float | None = None
     warmup: Warmup = None
-    values: str = "int8"
-    indices: str = "rice"
-    residual: str = "fp32"
+    values: Values = "int8"
+    indices: Indices = "rice"
+    residual: Residual = "fp32"
     dense_below: int = 1024
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_sparse(self)
-        one_of(self, "selection", ("exact", "sampled"))
-        one_of(self, "scope", SCOPES)
+        one_of(self, "selection", get_args(Selection))
+        one_of(self, "scope", get_args(Scope))
         require(
             not (self.scope == "chunk" and self.selection == "sampled"),
             'dgc: selection="sampled" estimates thresholds of whole tensors, and scope="chunk" has none; choose one',

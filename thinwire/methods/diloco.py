@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from thinwire.engine.outer_step import OuterRule
 from thinwire.methods.adviser_traits import Advised
+from thinwire.methods.choices import DenseType
 from thinwire.methods.dense import Dense
 from thinwire.methods.registry import method
 from thinwire.methods.rounds import NOT_COMPARED, RoundMethod, check_rule
@@ -30,7 +31,7 @@ class DiLoCo(RoundMethod):
     advised: ClassVar[Advised] = NOT_COMPARED
 
     every: int = 100
-    dtype: str = "fp32"
+    dtype: DenseType = "fp32"
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
 

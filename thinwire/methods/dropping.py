@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from thinwire.collectives import AllGather
 from thinwire.compressors import TopK
-from thinwire.compressors.quotas import SCOPES
 from thinwire.engine.aggregators import Exchange
-from thinwire.engine.local_gradients import LOCAL_MODES
 from thinwire.engine.protocols import Aggregator
 from thinwire.engine.schedules import DropRatioWarmup
 from thinwire.engine.workspace import Workspace
 from thinwire.memory import ErrorFeedback, MomentumCorrection
 from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method
+from thinwire.methods.choices import Indices, LocalMode, Residual, Scope, Values
 from thinwire.methods.options import Warmup, check_bool, check_sparse, is_count, one_of, require, schedule_of
 from thinwire.methods.registry import method
 from thinwire.methods.shared_parts import clipped, gathered_codec
@@ -60,22 +59,22 @@ class GradientDropping(Method):
     )
 
     density: float = 0.03
-    scope: str = "model"
-    local: str | None = None
+    scope: Scope = "model"
+    local: LocalMode | None = None
     sync_every: int | None = 500
     warmup: Warmup = None
     momentum_correction: bool = False
     clip_norm: float | None = None
-    values: str = "int8"
-    indices: str = "rice"
-    residual: str = "fp32"
+    values: Values = "int8"
+    indices: Indices = "rice"
+    residual: Residual = "fp32"
     dense_below: int = 0
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_sparse(self)
-        one_of(self, "scope", SCOPES)
-        one_of(self, "local", (None, *LOCAL_MODES))
+        one_of(self, "scope", get_args(Scope))
+        one_of(self, "local", (None, *get_args(LocalMode)))
         require(
             self.sync_every is None or is_count(self.sync_every, 1),
             f"dropping: sync_every must be None (never) or a number of steps of at least 1, not {self.sync_every!r}",

@@ -14,6 +14,7 @@ from thinwire.engine.schedules import ListedWarmup
 from thinwire.engine.workspace import Workspace
 from thinwire.methods.adviser_traits import UNMEASURED, WARMUP, Advised
 from thinwire.methods.base import Method
+from thinwire.methods.choices import Indices, Residual, Values
 from thinwire.methods.options import Warmup, check_bool, check_corrected, check_sparse, require, schedule_of
 from thinwire.methods.registry import method
 from thinwire.methods.shared_parts import clipped, momentum_memory
@@ -54,9 +55,9 @@ class GTopK(Method):
     lr_rescaling: bool = False
     direct_decay: bool = False
     clip_norm: float | None = None
-    values: str = "fp32"
-    indices: str = "rice"
-    residual: str = "fp32"
+    values: Values = "fp32"
+    indices: Indices = "rice"
+    residual: Residual = "fp32"
     dense_below: int = 0
     exclude: tuple[str, ...] = ()
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from thinwire.codecs.indices import INDEX_CODES
-from thinwire.codecs.values import VALUE_CODES
 from thinwire.engine.schedules import Schedule
+from thinwire.methods.choices import Indices, Residual, Values
 from thinwire.methods.epochs import epochs_in, steps_in
 
 Warmup = Schedule | int | str | None  # a text is a number of epochs
@@ -96,9 +95,9 @@ def check_corrected(method: Any) -> None:
 def check_sparse(method: Any) -> None:
     """The options that all methods of sparse frames have."""
     check_density(method)
-    one_of(method, "values", tuple(VALUE_CODES))
-    one_of(method, "indices", tuple(INDEX_CODES))
-    one_of(method, "residual", ("fp32", "bf16"))
+    one_of(method, "values", get_args(Values))
+    one_of(method, "indices", get_args(Indices))
+    one_of(method, "residual", get_args(Residual))
     check_clip_norm(method)
     check_dense_below(method)
     check_exclude(method)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from thinwire.collectives import VoteServer
 from thinwire.compressors import Sign
@@ -12,6 +12,7 @@ from thinwire.engine.protocols import Aggregator
 from thinwire.memory import NoMemory, Velocity
 from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method
+from thinwire.methods.choices import Topology
 from thinwire.methods.options import one_of
 from thinwire.methods.registry import method
 from thinwire.transport import Net
@@ -33,10 +34,10 @@ class SignSGD(Method):
     benched: ClassVar[tuple[str, ...]] = ()
     advised: ClassVar[Advised] = Advised(why_not_sgd=_OWN_RATES, why_not_other=_OWN_RATES)
 
-    topology: str = "sharded"
+    topology: Topology = "sharded"
 
     def __post_init__(self) -> None:
-        one_of(self, "topology", ("sharded", "server"))
+        one_of(self, "topology", get_args(Topology))
 
     def takes_momentum(self, optimizer_is_sgd: bool) -> bool:
         return optimizer_is_sgd

@@ -9,6 +9,7 @@ from typing import ClassVar
 from thinwire.engine.outer_step import OuterRule
 from thinwire.methods.adviser_traits import Advised
 from thinwire.methods.base import Method
+from thinwire.methods.choices import Values
 from thinwire.methods.dropping import GradientDropping
 from thinwire.methods.registry import method
 from thinwire.methods.rounds import BEHIND, RoundMethod, check_rule, first_steps, start_in_steps
@@ -43,7 +44,7 @@ class SparseLoCo(RoundMethod):
 
     every: int = 15
     density: float = 0.0156
-    values: str = "int2"
+    values: Values = "int2"
     error_decay: float = 0.95
     outer_lr: float = 1.0
     exclude: tuple[str, ...] = ()

@@ -39,7 +39,8 @@ def no_option(option: str, known: list[str]) -> str:
 
 def read_value(text: str, annotation: Any) -> Any:
     """Read an option's value by its declared type; what cannot be read stays text and is refused by the method."""
-    kinds = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) else {annotation}
+    is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
+    kinds = set(typing.get_args(annotation)) if is_union else {annotation}
     if text.lower() in ("none", "null") and type(None) in kinds:
         return None
     if bool in kinds and text.lower() in ("true", "false"):

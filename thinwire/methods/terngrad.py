@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from thinwire.collectives import TernaryServer
 from thinwire.compressors import Ternarize
@@ -12,6 +12,7 @@ from thinwire.engine.protocols import Aggregator
 from thinwire.memory import NoMemory
 from thinwire.methods.adviser_traits import EXCLUDE, Advised
 from thinwire.methods.base import Method
+from thinwire.methods.choices import ScalerOf, Topology
 from thinwire.methods.options import (
     check_bool,
     check_dense_below,
@@ -52,10 +53,10 @@ class TernGrad(Method):
 
     clip_sigma: float | None = 2.5
     share_scaler: bool = True
-    scaler: str = "tensor"
+    scaler: ScalerOf = "tensor"
     dense_below: int = 1024
     exclude: tuple[str, ...] = ()
-    topology: str = "sharded"
+    topology: Topology = "sharded"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,8 +64,8 @@ class TernGrad(Method):
         ok = clip is None or (is_number(clip) and clip > 0)
         require(ok, f"terngrad: clip_sigma must be None or above 0, not {clip!r}")
         check_bool(self, "share_scaler")
-        one_of(self, "scaler", ("tensor", "model"))
-        one_of(self, "topology", ("sharded", "server"))
+        one_of(self, "scaler", get_args(ScalerOf))
+        one_of(self, "topology", get_args(Topology))
         require(is_count(self.seed, 0), f"terngrad: seed must be a whole number of at least 0, not {self.seed!r}")
         check_dense_below(self)
         check_exclude(self)

@@ -43,13 +43,17 @@ def test_advise_shows_more_hosts_when_asked(capsys: pytest.CaptureFixture[str]) 
     assert heading.split()[4:] == ["64", "128", "256", "512", "1024", "hosts"]
 
 
-def test_advise_points_to_local_steps_where_it_recommends_to_send_less(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "advise --params 0.4M --compute-ms 20 --hosts 4 --methods gtopk --rate"
-    assert run([*words.split(), "10 Mbit/s"]) == 0
-    assert "Local steps (local:every=N)" in capsys.readouterr().out
-    assert run([*words.split(), "100 Gb/s"]) == 0
+def test_advise_predicts_local_steps_and_says_what_they_want(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = "sparseloco:every=3,density=0.06,error_decay=1.0"
+    words = ["advise", "--params", "0.4M", "--compute-ms", "20", "--hosts", "4", "--methods", spec, "--more-hosts"]
+    assert run([*words, "--rate", "10 Mbit/s"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("do not compress: ") and "thinwire.attach" not in shown and "Local steps" not in shown
+    assert shown.startswith(f"recommended: {spec}") and "evaluate and save inside wire.averaged()" in shown
+    columns = [line.index("hosts") for line in shown.splitlines() if line.startswith("predicted")]
+    assert columns[0] > len(spec) and f"\n{spec}  " in shown  # numbers stand below their headings
+    assert run([*words, "--rate", "100 Gb/s"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("do not compress: ") and "thinwire.attach" not in shown
     assert shown.splitlines()[1] == "Keep DistributedDataParallel as it is."
 
 

@@ -29,8 +29,7 @@ AS_FAST = 1.05  # predictions that differ by less cannot be told apart
 WIRE_SHARE = 0.94  # what Ethernet, IP and TCP headers leave of a link's rate for what is sent
 WAYS_PER_ROUND = 2  # of the latency; measured, see docs/cost.md
 SAMPLE = 2 * 2**20  # elements on which this machine's encoding speed is measured when there is no model
-TABLE = 22 + 17  # columns of its text apart from the numbers: a method in front, "1,234 MB per step" behind
-LOCAL_STEPS = "Local steps (local:every=N) send N times less still; they are not predicted (docs/loops.md)."
+NAMES, SENT = 22, 17  # columns of its text beside the numbers: a method in front, or more, "1,234 MB per step" behind
 UNSTEADY = 0.1  # a step without communication that changes by more while it is measured is worth a note
 
 
@@ -116,7 +115,7 @@ class Advice:
         """
         if self.compress:
             verdict = [f"recommended: {self.recommended}: {self.reason}", f"    {self.line}"]
-            below = [self.caution, LOCAL_STEPS]
+            below = [self.caution]
         else:
             verdict = [f"do not compress: {self.reason}", "Keep DistributedDataParallel as it is."]
             below = []
@@ -141,16 +140,19 @@ class Advice:
 
     def _table_of_more(self, width: int | None) -> list[str]:
         """Every method on these hosts and on more, as many columns as there is room for."""
-        counts = self.host_counts
+        counts, first = self.host_counts, max(NAMES, *map(len, self._methods))
         if width is not None:
-            apart = next((n for n in range(1, len(counts)) if TABLE + 8 * len(counts[::n]) <= width), len(counts))
+            room = width - first - SENT
+            apart = next((n for n in range(1, len(counts)) if 8 * len(counts[::n]) <= room), len(counts))
             counts = counts[::apart]
-        lines = ["predicted ms per step".ljust(22) + "".join(f"{n:>8}" for n in counts) + "  hosts"]
+        lines = ["predicted ms per step".ljust(first) + "".join(f"{n:>8}" for n in counts) + "  hosts"]
         for method in self._methods:
             own = [one for one in self.predictions if one.method == method and one.hosts in counts]
             sent = next(one.nbytes for one in own if one.hosts == self.hosts)
             lines.append(
-                f"{method:<22}" + "".join(f"{_ms(one.step_s):>8}" for one in own) + f"  {sent / 1e6:,.3g} MB per step"
+                f"{method:<{first}}"
+                + "".join(f"{_ms(one.step_s):>8}" for one in own)
+                + f"  {sent / 1e6:,.3g} MB per step"
             )
         return lines
 

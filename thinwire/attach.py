@@ -104,7 +104,7 @@ def attach(
     if is_fully_sharded(model):
         wire, why = attach_shards(
             model, optimizer, method, mesh, hierarchy,
-            lambda parameters, replicas: default_for(parameters, optimizer, replicas, None, steps_per_epoch),
+            lambda parameters, replicas: default_for(parameters, optimizer, replicas, None, steps_per_epoch, True),
             on_nonfinite=on_nonfinite, scaler=scaler, guard=guard, guard_every=guard_every,
             check_replicas_every=check_replicas_every, steps_per_epoch=steps_per_epoch,
         )  # fmt: skip

@@ -175,6 +175,42 @@ def test_rounds_become_shorter_while_ranks_go_too_far(cluster: Cluster) -> None:
     cluster.run(too_far, 2)
 
 
+class Rateless(torch.optim.Optimizer):
+    """Finds its own step length, as Adafactor does: its groups have no learning rate."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(0.1 * parameter.grad)
+
+
+def no_rates(group: Any) -> None:
+    bowl = Bowl()
+    optimizer = Rateless(bowl.parameters())
+    wire = thinwire.attach(bowl, optimizer, "local:every=4,most_apart=0.001", group=group)
+
+    def rounds_after(first: int, last: int) -> int | None:
+        for step in range(first, last):
+            optimizer.zero_grad()
+            bowl(dist.get_rank(group), step).backward()
+            optimizer.step()
+        return wire.stats.rounds
+
+    assert rounds_after(0, 4) == 1
+    assert rounds_after(4, 6) == 2, "ranks went too far, so a round is half as long"
+    wire.switch("local:every=4")
+    assert rounds_after(6, 9) == 2 and rounds_after(9, 10) == 3, "as long as the new rule says"
+    wire.detach()
+
+
+def test_rounds_need_no_learning_rate_and_are_as_long_as_the_new_rule_says(cluster: Cluster) -> None:
+    cluster.run(no_rates, 2)
+
+
 def equalities(group: Any) -> None:
     # One step per round, plain SGD and nothing compressed: DDP.
     loop, bowl = Loop(group, "sgd", "local:every=1"), Bowl()

@@ -34,7 +34,9 @@ class DefaultMethod(NamedTuple):
     reason: str
 
 
-def default_method(rows: Rows, ranks: int, other_optimizer: str | None, epochs_known: bool) -> DefaultMethod:
+def default_method(
+    rows: Rows, ranks: int, other_optimizer: str | None, epochs_known: bool, sharded: bool = False
+) -> DefaultMethod:
     """The method for parameters of these names and shapes and so many ranks that exchange.
 
     ``other_optimizer`` is what steps them where that is not torch.optim.SGD alone; with ``epochs_known`` a warm-up of
@@ -61,7 +63,7 @@ def default_method(rows: Rows, ranks: int, other_optimizer: str | None, epochs_k
             f'{dense / dgc:.0f} times; leaving the output layer out ("blocksign:exclude=PATTERN") was more accurate',
         )
     reason = f"with SGD it sends {dense / dgc:.0f} times less than dense behind its warm-up, and was as accurate"
-    if (local := _nbytes(LOCAL, rows, ranks)) * WORTH_BYTES <= dgc:
+    if not sharded and (local := _nbytes(LOCAL, rows, ranks)) * WORTH_BYTES <= dgc:
         reason = (
             f'{reason} ("{LOCAL}" sends {dense / local:.0f} times less, and wants wire.averaged() around evaluation)'
         )
@@ -85,13 +87,15 @@ def default_for(
     size: int,
     hierarchy: HierarchySpec,
     steps_per_epoch: int | None,
+    sharded: bool = False,
 ) -> DefaultMethod:
-    """The method for this model, its optimizers and a group of this size: the same on all ranks."""
+    """The method for this model, its optimizers and a group of this size: the same on all ranks. Parameters that are
+    ``sharded`` have no local steps."""
     check_steps_per_epoch(steps_per_epoch)
     machines = machine_groups(hierarchy, size)
     rows = [(name, place, parameter.shape) for place, (name, parameter) in enumerate(parameters.items())]
     other = _other_than_sgd(optimizers_of(optimizer))
-    return default_method(rows, len(machines) if machines else size, other, steps_per_epoch is not None)
+    return default_method(rows, len(machines) if machines else size, other, steps_per_epoch is not None, sharded)
 
 
 def _other_than_sgd(optimizers: Sequence[Optimizer]) -> str | None:

@@ -120,6 +120,9 @@ def _measured(out: Console, there: emulation.Cluster) -> dict[str, Any]:
         found = there.check_link()
     except KeyboardInterrupt:
         raise Interrupted("stopped by Ctrl-C before the command was started.") from None
+    except emulation.EmulationError as problem:  # a network that is gone ends the run with a sentence of its own
+        out.print(f"[bold yellow]{problem}[/]", soft_wrap=True, highlight=False)
+        return {"failed": str(problem)}
     out.print(found.text, soft_wrap=True, highlight=False)
     if found.far_off is not None:
         out.print(f"[bold yellow]{found.far_off}[/]", soft_wrap=True, highlight=False)

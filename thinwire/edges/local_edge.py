@@ -70,6 +70,7 @@ class LocalEdge:
         self._outer = OuterStep(reducer.parameters, dict(module.named_buffers()))
         self._outer.prepare(self._rule)
         self._shared_step, self._passes, self._is_open = SharedStep(), 0, False
+        self._rate = 0.0  # the learning rate of the last step, where the rule asks for it
         self._is_leaving = False
         self._apart = False  # some rank has made steps since the last round, as of the last meeting
         self._drift_warning = DriftWarning(lambda: reducer.drifted)
@@ -142,14 +143,15 @@ class LocalEdge:
             return
         self._shared_step.stepped(optimizer, self._passes)
         self._is_open = True
+        if self._rule.qsr is not None:  # now: behind the step a scheduler goes on, and it may end later
+            self._rate = max((hyper.lr for hyper in self._view.hypers().values()), default=0.0)
         if self._shared_step.has_all(self._view.optimizers):
             self._step_is_over()
 
     @property
     def _length(self) -> int:
         """Of a round that would end behind the step of the moment."""
-        rate = max(float(group["lr"]) for one in self._view.optimizers for group in one.param_groups)
-        return max(1, self._rule.steps(self.reducer.progress.step, rate) >> self._outer.halvings)
+        return max(1, self._rule.steps(self.reducer.progress.step, self._rate) >> self._outer.halvings)
 
     def _step_is_over(self) -> None:
         self._is_open = False
@@ -189,35 +191,37 @@ class LocalEdge:
 
     def end(self) -> None:
         if self._apart:
-            self._join(ROUND, keeps_going=self._is_leaving)
+            self._join(ROUND, ends=True, keeps_going=self._is_leaving)
             self._apart = self.reducer.drifted = False
 
-    def _join(self, wish: str, *, keeps_going: bool = False) -> None:
+    def _join(self, wish: str, *, ends: bool = False, keeps_going: bool = False) -> None:
         """Meet the others, and take part in rounds until all of them have the same wish, or until the one is made that
-        is wished for. ``keeps_going`` where a difference is not finite: back to theta."""
+        is wished for. It ``ends`` in the middle of a round. ``keeps_going`` where a difference is not finite: back to
+        theta."""
         while True:
             differences = self._outer.differences()
             arrivals = meeting(self.reducer, wish, self.in_round > 0, differences)
             wishes = {one.wish: rank for rank, one in enumerate(arrivals)}
             self._apart = any(one.apart for one in arrivals)
             if ROUND in wishes:
-                self._round(arrivals, differences, keeps_going)
+                self._round(arrivals, differences, ends, keeps_going)
             elif len(wishes) > 1:
                 said = " and ".join(f"{what} on rank {rank}" for what, rank in wishes.items())
                 raise ValueError(f"ranks do different things, {said}; call the same on all ranks")
             if ROUND not in wishes or wish == ROUND:
                 return
 
-    def _round(self, arrivals: list[Arrival], differences: dict[str, Tensor], keeps_going: bool) -> None:
+    def _round(self, arrivals: list[Arrival], differences: dict[str, Tensor], ends: bool, keeps_going: bool) -> None:
         """The exchange, and the common step."""
         reducer, progress, net = self.reducer, self.reducer.progress, self.reducer.nets.own
         bad = [rank for rank, one in enumerate(arrivals) if not one.finite]
         if bad:
             self._pass_over(bad[0], arrivals[bad[0]].step, keeps_going)
             return
-        progress.step = max(one.step for one in arrivals) - 1  # the exchange counts the last one
+        last = max(one.step for one in arrivals)
+        took = last - (progress.step - self.in_round)  # the same on all ranks, also where one passed over a step
+        progress.step = last - 1  # the exchange counts the last one
         progress.dense_bytes -= 4 * sum(p.numel() for p in reducer.parameters.values())
-        took = self.in_round
         reducer.reduce(differences)
         self._outer.step(differences, self._rule)
         with overhead(net):
@@ -225,7 +229,7 @@ class LocalEdge:
         mean_square = sum(one.square for one in arrivals) / net.size
         length = self._outer.length()
         self._outer.distance = math.sqrt(mean_square) / length if length else None
-        if self._outer.watch(self._rule, took) and net.rank == 0:
+        if not ends and self._outer.watch(self._rule, took) and net.rank == 0:
             log.warning(APART, self._outer.distance, took, self._rule.most_apart, took // 2)
         reducer.monitors.after_optimizer_step(progress.step, progress.step, True)
 

@@ -61,6 +61,8 @@ class OuterStep:
 
     def prepare(self, rule: OuterRule) -> None:
         """Momentum is there from the beginning, so that every saved state has the same tensors."""
+        if rule.most_apart is None:
+            self.halvings = 0
         if not rule.momentum:
             self.momentum = {}
         elif not self.momentum:
@@ -131,7 +133,7 @@ class OuterStep:
         _fill(self.momentum, state.get("momentum", {}))
         _fill(self.buffers, state.get("buffers", {}))
         counters = state["counters"]
-        self.rounds, self.halvings, saved = counters["rounds"], counters["halvings"], counters["in_round"]
+        self.rounds, self.halvings, saved = counters["rounds"], counters.get("halvings", 0), counters["in_round"]
         if anew:
             self.go_back()
             return int(saved)

@@ -25,7 +25,9 @@ def steps_in(whose: str, text: str, steps_per_epoch: int | None) -> int:
         )
     steps = round(epochs * steps_per_epoch)
     if steps < 1:
-        raise ValueError(f'{whose}="{text}" is less than one of {steps_per_epoch} steps per epoch; give more, or None')
+        raise ValueError(
+            f'{whose}="{text}" is less than one of {steps_per_epoch} steps per epoch; give more, or leave it out'
+        )
     return steps
 
 

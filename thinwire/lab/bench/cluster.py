@@ -64,6 +64,9 @@ def check_method(method: str) -> None:
             raise ValueError(f"'{method}': only methods of thinwire are merged; leave @{how} out")
         return
     found = thinwire.parse_method(spec)
+    rule = found.outer_rule
+    if rule is not None and (rule.start or rule.qsr or rule.most_apart):
+        raise ValueError(f"'{method}': whole rounds of one length are measured; leave start, qsr and most_apart out")
     if "@" in method and not merged_by_measurement(found):
         raise ValueError(f"'{method}': what travels together is fixed for this method; leave @{how} out")
 

@@ -40,10 +40,11 @@ def ping(address: str, count: int, wait_s: float) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
         here.connect((address, ECHO))
         for _ in range(20):
-            here.send(b"-1")
-            if select.select([here], [], [], wait_s)[0]:
-                here.recv(64)
-                break
+            with contextlib.suppress(OSError):  # nobody answered for the address yet
+                here.send(b"-1")
+                if select.select([here], [], [], wait_s)[0]:
+                    here.recv(64)
+                    break
         sent: list[float] = []
         took: list[float] = []
         end_s = time.perf_counter() + count * SPACING_S + wait_s

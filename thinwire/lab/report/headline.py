@@ -39,7 +39,7 @@ def _duel(one: Row, section: Row) -> Row | None:
     if best is None or theirs is None:
         return None
     last = dense[0]["row"].get("metric") if dense[0]["finished"] else None
-    goal = theirs if last is None else sign * last
+    goal = theirs if last is None else min(theirs, sign * last)  # of some runs the curve may be missing
     target = min(goal, best)
     places = [_reached(s, sign, target) for s in (one, dense[0])]
     fewer = _ratio(one, dense[0], places, "bytes")

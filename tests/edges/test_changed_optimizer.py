@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cluster import Cluster
+from rateless import Rateless
 from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import EXACT, Dot, Run, Training, close, digest, flat, pulls, sentence_of, tensors_of, through_a_file
 
@@ -230,22 +231,10 @@ def test_a_group_without_learning_rate_has_one(cluster: Cluster) -> None:
     cluster.run(without_rate, 2)
 
 
-class Halving(torch.optim.Optimizer):
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=0.5)
-
-
 def without_rate(group: dist.ProcessGroup) -> None:
     module = Dot()
     model, before = DDP(module, process_group=group), flat(module)
-    optimizer = Halving(module.parameters())
+    optimizer = Rateless(module.parameters(), 0.5)
     wire = thinwire.attach(model, optimizer, "blocksign:dense_below=1")
     for step in range(2):
         optimizer.zero_grad()

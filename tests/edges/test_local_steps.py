@@ -34,6 +34,7 @@ from cluster import Cluster
 from command import command, run_of
 from heard import Heard
 from oracles import local_steps as oracle
+from rateless import Rateless
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import digest, sentence_of
@@ -175,22 +176,9 @@ def test_rounds_become_shorter_while_ranks_go_too_far(cluster: Cluster) -> None:
     cluster.run(too_far, 2)
 
 
-class Rateless(torch.optim.Optimizer):
-    """Finds its own step length, as Adafactor does: its groups have no learning rate."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.sub_(0.1 * parameter.grad)
-
-
 def no_rates(group: Any) -> None:
     bowl = Bowl()
-    optimizer = Rateless(bowl.parameters())
+    optimizer = Rateless(bowl.parameters(), 0.1)
     wire = thinwire.attach(bowl, optimizer, "local:every=4,most_apart=0.001", group=group)
 
     def rounds_after(first: int, last: int) -> int | None:

@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 from thinwire.advisor.cost.plans import bucket_layouts, plan_exchange
 from thinwire.engine.hierarchy import machine_groups
 from thinwire.engine.several_optimizers import optimizers_of
-from thinwire.methods import parse_method
+from thinwire.methods import SparseLoCo, parse_method
 from thinwire.methods.base import Rows
 from thinwire.methods.epochs import check_steps_per_epoch
 from thinwire.reducer import HierarchySpec, Optimizers
@@ -23,7 +23,7 @@ from thinwire.reducer import HierarchySpec, Optimizers
 SMALL = 100_000  # elements: 0.4 MB travel faster than a step is worth compressing
 WORTH_BYTES = 2.0  # a method must send this many times less than dense, or it is not worth its trouble
 EPOCHS = 4  # of warm-up, as DGC was trained
-LOCAL = "sparseloco:every=3,density=0.06,error_decay=1.0"  # as accurate as dense with SGD, ResNet-20 and VGG-16
+(LOCAL,) = SparseLoCo.advised.sgd  # as accurate as dense with SGD, ResNet-20 and VGG-16
 SENTENCE = "thinwire: no method was given, so %s is used: %s"
 
 
